@@ -1,0 +1,1 @@
+"""Finds where each operation of a neural network's training step should run."""

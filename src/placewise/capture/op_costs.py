@@ -1,0 +1,79 @@
+"""What a recorded op costs: floating-point operations, bytes moved, and the kinds of device that can run it.
+
+Flops of matrix products, convolutions and attention come from torch's own registry. All others are estimated as
+`FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor they
+read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of its
+inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write.
+"""
+
+import torch
+from torch._ops import OpOverload
+
+FLOPS_PER_ELEMENT = {
+    "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
+    "native_batch_norm": 6, "native_batch_norm_backward": 9, "native_layer_norm": 6, "native_layer_norm_backward": 11,
+    "native_group_norm": 6, "native_group_norm_backward": 11,
+    "sigmoid": 4, "sigmoid_": 4, "tanh": 6, "tanh_": 6, "gelu": 10, "gelu_backward": 15, "silu": 5, "silu_backward": 8,
+    "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
+    "lerp": 3, "lerp_": 3,
+}  # fmt: skip
+MOVES_ONLY = frozenset(
+    "clone copy copy_ _to_copy cat stack zeros zero zero_ ones full fill fill_ zeros_like ones_like full_like constant_pad_nd "
+    "new_zeros new_ones new_full embedding index index_select gather slice_backward select_backward repeat flip roll tril triu "
+    "arange slice_scatter select_scatter new_empty_strided eye scalar_tensor".split()
+)
+SHAPE_ONLY = frozenset(  # they look at the shape of their first argument, not at its data
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full "
+    "new_empty_strided".split()
+)
+ALLOCATES_ONLY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
+LOOKUPS = frozenset("embedding index index_select gather".split())
+CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
+GPU_ONLY_PREFIXES = (
+    *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
+    *("_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention"),
+)
+INTEGER_PRODUCTS = frozenset("mm addmm bmm baddbmm addmv dot".split())
+
+
+class OpFacts:
+    """What there is to know of an ATen overload, looked up once."""
+
+    __slots__ = (
+        *("allocates", "creates", "flops_formula", "flops_per_element", "kind"),
+        *("lookup", "mutated", "name", "recorded", "shape_only"),
+    )
+
+    def __init__(self, function: OpOverload) -> None:
+        from torch.utils.flop_counter import flop_registry
+
+        packet = function._overloadpacket
+        self.name: str = packet.__name__
+        self.kind = f"{function.namespace}.{self.name}"
+        self.recorded = function.namespace != "profiler"
+        self.flops_formula = flop_registry.get(packet)
+        self.shape_only = self.name in SHAPE_ONLY
+        self.creates = any(argument.name == "device" for argument in function._schema.arguments) and not self.name == "_to_copy"
+        self.allocates = self.name in ALLOCATES_ONLY
+        self.lookup = self.name in LOOKUPS
+        moves = self.name in MOVES_ONLY or self.allocates
+        self.flops_per_element = 0 if moves else FLOPS_PER_ELEMENT.get(self.name, 1)
+        self.mutated = frozenset(
+            argument.name if argument.kwarg_only else position
+            for position, argument in enumerate(function._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+
+
+def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None:
+    """Returns the kinds of device that can run an op whose first input has this type, None: all.
+
+    A CPU build of torch does not know which ops have GPU kernels, so the few that matter stand here by name.
+    """
+    if name.startswith(CPU_ONLY_PREFIXES):
+        return ("cpu",)
+    if name.startswith(GPU_ONLY_PREFIXES):
+        return ("gpu",)
+    if name in INTEGER_PRODUCTS and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        return ("cpu",)
+    return None

@@ -1,0 +1,160 @@
+"""The machine: devices, and the links between them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NoReturn
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints, frozen
+from placewise.core.errors import ClusterError
+from placewise.core.graph import MAX_BYTES, digest_of
+
+
+@dataclass(frozen=True)
+class Device:
+    """One queue of work with a memory of its own."""
+
+    name: str
+    kind: str
+    memory_bytes: int
+    flops: float  # reachable floating-point operations a second, not the data sheet's peak
+    bytes_per_second: float
+    overhead_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The way from one device to another. Links that name the same channel share one queue of copies."""
+
+    source: str
+    target: str
+    bytes_per_second: float
+    latency_seconds: float
+    channel: str | None = None  # None: a channel of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices, and a link for every ordered pair of them; every rule of the format holds once it is constructed."""
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+    dispatch_seconds: float = 0.0
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        return len(self.devices)
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """The devices' names, in order."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def memory_bytes(self) -> Ints:
+        """Each device's memory: [devices]."""
+        return frozen([device.memory_bytes for device in self.devices], np.int64)
+
+    @cached_property
+    def latency_seconds(self) -> Floats:
+        """The latency of each link, 0 from a device to itself: [devices, devices]."""
+        return self._matrix({pair: link.latency_seconds for pair, link in self._link_of.items()}, 0.0)
+
+    @cached_property
+    def bytes_per_second(self) -> Floats:
+        """The bandwidth of each link, infinite from a device to itself: [devices, devices]."""
+        return self._matrix({pair: link.bytes_per_second for pair, link in self._link_of.items()}, np.inf)
+
+    @cached_property
+    def channel_names(self) -> tuple[str, ...]:
+        """The channels' names, in the order of the first ordered pair of devices that uses each."""
+        pairs = sorted(self._link_of)
+        return tuple(dict.fromkeys(_channel(self._link_of[pair]) for pair in pairs))
+
+    @cached_property
+    def channels(self) -> Ints:
+        """The channel of each link, -1 from a device to itself: [devices, devices]."""
+        number = {name: i for i, name in enumerate(self.channel_names)}
+        matrix = np.full((self.num_devices, self.num_devices), -1, np.int64)
+        for pair, link in self._link_of.items():
+            matrix[pair] = number[_channel(link)]
+        return frozen(matrix, np.int64)
+
+    @cached_property
+    def digest(self) -> str:
+        """A SHA-256 over everything that a step's time and memory depend on, the devices' names and the order included."""
+        devices = [[d.name, d.kind, d.memory_bytes] for d in self.devices]
+        numbers = [[d.flops, d.bytes_per_second, d.overhead_seconds] for d in self.devices]
+        links = (self.latency_seconds, self.bytes_per_second, np.array([self.dispatch_seconds]))
+        return digest_of([devices, self.channel_names], self.channels, np.array(numbers, np.float64), *links)
+
+    @cached_property
+    def _link_of(self) -> dict[tuple[int, int], Link]:
+        """The link of each ordered pair; where several are given for one pair, the last one counts."""
+        index = {name: i for i, name in enumerate(self.device_names)}
+        return {(index[link.source], index[link.target]): link for link in self.links}
+
+    def _matrix(self, entries: dict[tuple[int, int], float], fill: float) -> Floats:
+        matrix = np.full((self.num_devices, self.num_devices), fill)
+        for pair, value in entries.items():
+            matrix[pair] = value
+        return frozen(matrix, np.float64)
+
+
+def _channel(link: Link) -> str:
+    return f"{link.source}->{link.target}" if link.channel is None else link.channel
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises a ClusterError for the first rule that does not hold; the element stands first in its message."""
+    names = [device.name for device in cluster.devices]
+    if not names:
+        _refuse("devices", "a cluster needs at least one device")
+    for device in cluster.devices:
+        element = f"device {device.name!r}"
+        if not device.name or names.count(device.name) > 1:
+            _refuse(element, "a device's name must not be empty, and no two devices may share it")
+        if not device.kind:
+            _refuse(element, "kind must not be empty")
+        if not 0 <= device.memory_bytes <= MAX_BYTES:
+            _refuse(element, f"memory must be at least 0 and at most 2**62 bytes, it is {device.memory_bytes}")
+        _check_positive(element, flops=device.flops, bytes_per_second=device.bytes_per_second)
+        _check_not_negative(element, overhead_seconds=device.overhead_seconds)
+    for link in cluster.links:
+        element = f"link {link.source!r} -> {link.target!r}"
+        for name in (link.source, link.target):
+            if name not in names:
+                _refuse(element, f"there is no device {name!r}; the devices are {', '.join(names)}")
+        if link.source == link.target:
+            _refuse(element, "from and to must be two devices")
+        _check_positive(element, bytes_per_second=link.bytes_per_second)
+        _check_not_negative(element, latency_seconds=link.latency_seconds)
+    _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)
+    given = {(link.source, link.target) for link in cluster.links}
+    for source in names:
+        for target in names:
+            if source != target and (source, target) not in given:
+                _refuse("links", f"there is no link from {source!r} to {target!r}, and no default_link")
+
+
+def _check_positive(element: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (np.isfinite(value) and value > 0):
+            _refuse(element, f"{name} must be a finite number above 0, it is {value}")
+
+
+def _check_not_negative(element: str, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (np.isfinite(value) and value >= 0):
+            _refuse(element, f"{name} must be a finite number at least 0, it is {value}")
+
+
+def _refuse(element: str, rule: str) -> NoReturn:
+    raise ClusterError(f"{element}: {rule}")

@@ -1,0 +1,43 @@
+"""Everything that placewise raises on purpose.
+
+    PlacewiseError
+    ├── InputError              the input is wrong: one line that names the file, the element and the rule (exit code 2)
+    │   ├── GraphError          a graph or its file
+    │   ├── ClusterError        a cluster or its file
+    │   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
+    │   ├── ModelError          a model's name or its options
+    │   └── CaptureError        a step that can't be recorded
+    └── NothingFits             every placement overflows a device (exit code 3)
+"""
+
+
+class PlacewiseError(Exception):
+    """The root of all errors that placewise raises on purpose."""
+
+
+class InputError(PlacewiseError):
+    """The input is wrong; the message is one line that names the file, the element and the rule."""
+
+
+class GraphError(InputError):
+    """A graph, or its file, breaks a rule of the format."""
+
+
+class ClusterError(InputError):
+    """A cluster, or its file, breaks a rule of the format."""
+
+
+class ProblemError(InputError):
+    """A graph and a cluster do not go together, or a placement or an order is not one of this problem."""
+
+
+class ModelError(InputError):
+    """A model's name or one of its options is unknown or out of range."""
+
+
+class CaptureError(InputError):
+    """A step can't be recorded."""
+
+
+class NothingFits(PlacewiseError):
+    """No placement that was tried fits the memory of every device."""

@@ -1,0 +1,245 @@
+"""The graph of a training step: ops in program order, and the tensors between them, as columns."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.core.arrays import Floats, Ints, Ragged, frozen
+from placewise.core.errors import GraphError
+
+TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
+PHASES = ("forward", "backward", "update")
+MAX_BYTES = 2**62  # sums of a few such sizes still fit 64 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """The tensors' columns. One that no op writes is resident: it is at home when the step starts."""
+
+    names: tuple[str, ...]
+    nbytes: Ints  # [tensors]
+    kinds: Ints  # [tensors], index into TENSOR_KINDS
+    home: Ints  # [tensors], the group whose device holds a resident tensor, or -1: its first reader's
+    alias_of: Ints  # [tensors], the tensor whose memory it shares, or -1
+
+    def __post_init__(self) -> None:
+        for name in ("nbytes", "kinds", "home", "alias_of"):
+            object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """The ops' columns, in program order."""
+
+    names: tuple[str, ...]  # with the module path
+    kinds: tuple[str, ...]  # the operator
+    phases: Ints  # [ops], index into PHASES
+    groups: Ints  # [ops]
+    reads: Ragged  # [ops] -> tensors
+    writes: Ragged  # [ops] -> tensors
+    after: Ragged  # [ops] -> ops that must have ended, beside those that made its inputs
+    flops: Floats  # [ops]
+    bytes_moved: Floats  # [ops]
+    devices: tuple[tuple[str, ...] | None, ...]  # the kinds of device that it can run on, None: all
+    micro_batches: Ints  # [ops], or -1
+    seconds: Mapping[str, Floats] = field(default_factory=dict)  # device name or kind -> [ops], NaN where not given
+
+    def __post_init__(self) -> None:
+        for name, dtype in (("phases", np.int64), ("groups", np.int64), ("micro_batches", np.int64)):
+            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
+        for name in ("flops", "bytes_moved"):
+            object.__setattr__(self, name, frozen(getattr(self, name), np.float64))
+        object.__setattr__(self, "seconds", {k: frozen(v, np.float64) for k, v in sorted(self.seconds.items())})
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A training step as data; every rule of the format holds once it is constructed."""
+
+    name: str
+    tensors: Tensors
+    ops: Ops
+    outputs: Ints  # tensors that live to the end of the step
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", frozen(self.outputs, np.int64))
+        _check(self)
+
+    @cached_property
+    def num_groups(self) -> int:
+        """How many groups there are: one more than the largest number that an op or a home names."""
+        return int(max(self.ops.groups.max(initial=-1), self.tensors.home.max(initial=-1))) + 1
+
+    @cached_property
+    def producer(self) -> Ints:
+        """The op that writes each tensor, or -1 for a resident one: [tensors]."""
+        producer = np.full(len(self.tensors), -1, np.int64)
+        producer[self.ops.writes.values] = self.ops.writes.rows
+        return frozen(producer, np.int64)
+
+    @cached_property
+    def first_reader(self) -> Ints:
+        """The first op in program order that reads each tensor, or -1: [tensors]."""
+        reader = np.full(len(self.tensors), -1, np.int64)
+        reader[self.ops.reads.values[::-1]] = self.ops.reads.rows[::-1]
+        return frozen(reader, np.int64)
+
+    @cached_property
+    def storage(self) -> Ints:
+        """The tensor that owns each tensor's memory (itself when it has its own): [tensors]."""
+        return frozen(_storage(self.tensors.alias_of), np.int64)
+
+    @cached_property
+    def readers(self) -> Ragged:
+        """The ops that read each tensor, in program order: [tensors] -> ops."""
+        return Ragged.grouped(self.ops.reads.values, self.ops.reads.rows, len(self.tensors))
+
+    @cached_property
+    def edges(self) -> tuple[Ints, Ints, Ints]:
+        """Every (writing op, reading op, tensor), by reading op: three columns of [edges]."""
+        tensors = self.ops.reads.values
+        made = self.producer[tensors] >= 0
+        return self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
+
+    @cached_property
+    def digest(self) -> str:
+        """A SHA-256 over everything that the graph's file says."""
+        t, o = self.tensors, self.ops
+        words = [self.name, t.names, o.names, o.kinds, o.devices, list(o.seconds)]
+        columns = [t.nbytes, t.kinds, t.home, t.alias_of, self.outputs, o.phases, o.groups, o.micro_batches]
+        columns += [column for ragged in (o.reads, o.writes, o.after) for column in (ragged.offsets, ragged.values)]
+        numbers = [o.flops, o.bytes_moved, *o.seconds.values()]
+        return digest_of(words, *columns, *numbers)
+
+
+def digest_of(words: object, *columns: NDArray[np.int64] | NDArray[np.float64]) -> str:
+    """Returns the SHA-256 of plain data and of columns, the same on every machine."""
+    sha = hashlib.sha256(json.dumps(words, ensure_ascii=True, separators=(",", ":")).encode())
+    for column in columns:
+        sha.update(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
+        sha.update(b"|")
+    return sha.hexdigest()
+
+
+def _storage(alias_of: Ints) -> Ints:
+    """Returns the end of each tensor's chain of aliases, or -2 where the chain runs in a circle."""
+    root = np.where(alias_of >= 0, alias_of, np.arange(len(alias_of)))
+    for _ in range(len(alias_of).bit_length() + 1):
+        root = root[root]  # each pass doubles the length of chain that is followed
+    return np.where(alias_of[root] >= 0, -2, root)
+
+
+def _check(graph: Graph) -> None:
+    """Raises a GraphError for the first rule that does not hold; the element stands first in its message."""
+    _check_columns(graph)
+    _check_tensors(graph)
+    _check_program_order(graph)
+    _check_storages(graph)
+
+
+def _refuse(element: str, rule: str) -> NoReturn:
+    raise GraphError(f"{element}: {rule}")
+
+
+def _op(graph: Graph, n: int) -> str:
+    return f"ops[{n}] {graph.ops.names[n]!r}"
+
+
+def _tensor(graph: Graph, t: int) -> str:
+    return f"tensors[{t}] {graph.tensors.names[t]!r}"
+
+
+def _first(where: NDArray[np.bool_]) -> int | None:
+    """Returns the index of the first True, or None."""
+    return int(where.argmax()) if where.any() else None
+
+
+def _check_columns(graph: Graph) -> None:
+    """Lengths and ranges of every column."""
+    o, t = graph.ops, graph.tensors
+    limits = {"phases": len(PHASES), "groups": len(o) + len(t)}
+    lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
+    lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), *map(len, o.seconds.values())]
+    if any(length != len(o) for length in lengths) or any(
+        len(getattr(t, name)) != len(t) for name in ("nbytes", "kinds", "home", "alias_of")
+    ):
+        _refuse("graph", "every column must have one entry for each op or each tensor")
+    for name, limit in limits.items():
+        column = getattr(o, name)
+        if (n := _first((column < 0) | (column >= limit))) is not None:
+            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, it is {column[n]}")
+    for name, floats in {"flops": o.flops, "nbytes_moved": o.bytes_moved}.items():
+        if (n := _first(~(np.isfinite(floats) & (floats >= 0)))) is not None:
+            _refuse(_op(graph, n), f"{name} must be finite and not negative, it is {floats[n]}")
+    for key, floats in o.seconds.items():
+        if (n := _first((floats < 0) | np.isinf(floats))) is not None:
+            _refuse(_op(graph, n), f"seconds[{key!r}] must be finite and not negative, it is {floats[n]}")
+    for name, ragged, limit in (("reads", o.reads, len(t)), ("writes", o.writes, len(t)), ("after", o.after, len(o))):
+        if (i := _first((ragged.values < 0) | (ragged.values >= limit))) is not None:
+            what = "op" if name == "after" else "tensor"
+            _refuse(_op(graph, ragged.rows[i]), f"{name} names {what} {ragged.values[i]}, there are only {limit}")
+    if (i := _first((graph.outputs < 0) | (graph.outputs >= len(t)))) is not None:
+        _refuse(f"outputs[{i}]", f"names tensor {graph.outputs[i]}, there are only {len(t)}")
+
+
+def _check_tensors(graph: Graph) -> None:
+    """Sizes, kinds, homes and aliases."""
+    t = graph.tensors
+    if (i := _first((t.nbytes < 0) | (t.nbytes > MAX_BYTES))) is not None:
+        _refuse(_tensor(graph, i), f"nbytes must be at least 0 and at most 2**62, it is {t.nbytes[i]}")
+    if (i := _first((t.kinds < 0) | (t.kinds >= len(TENSOR_KINDS)))) is not None:
+        _refuse(_tensor(graph, i), f"kind must be one of {', '.join(TENSOR_KINDS)}")
+    if (i := _first((t.home < -1) | (t.home >= len(graph.ops) + len(t)))) is not None:
+        _refuse(_tensor(graph, i), f"home must be a group, it is {t.home[i]}")
+    if (i := _first((t.alias_of < -1) | (t.alias_of >= len(t)))) is not None:
+        _refuse(_tensor(graph, i), f"alias_of names tensor {t.alias_of[i]}, there are only {len(t)}")
+    if (i := _first(graph.storage < 0)) is not None:
+        _refuse(_tensor(graph, i), "alias_of must not lead back to itself")
+
+
+def _check_program_order(graph: Graph) -> None:
+    """A tensor is written once, and read only after that; `after` names earlier ops."""
+    o = graph.ops
+    written, counts = np.unique(o.writes.values, return_counts=True)
+    if (i := _first(counts > 1)) is not None:
+        writers = o.writes.rows[o.writes.values == written[i]]
+        _refuse(_tensor(graph, written[i]), f"is written by ops {writers[0]} and {writers[1]}, at most one may write it")
+    if (i := _first(graph.producer[o.reads.values] >= o.reads.rows)) is not None:
+        n, tensor = o.reads.rows[i], o.reads.values[i]
+        _refuse(
+            _op(graph, n),
+            f"reads tensor {tensor} {graph.tensors.names[tensor]!r} before op {graph.producer[tensor]} has written it",
+        )
+    if (i := _first(o.after.values >= o.after.rows)) is not None:
+        _refuse(_op(graph, o.after.rows[i]), f"after names op {o.after.values[i]}, which does not stand before it")
+
+
+def _check_storages(graph: Graph) -> None:
+    """All ops that write one storage are in one group, which is the home of a resident one."""
+    o, t, root = graph.ops, graph.tensors, graph.storage
+    if (i := _first((graph.producer >= 0) & (t.home >= 0))) is not None:
+        _refuse(_tensor(graph, i), f"has a home, but op {graph.producer[i]} writes it: only resident tensors have one")
+    if (i := _first(graph.producer < graph.producer[root])) is not None:
+        _refuse(_tensor(graph, i), f"shares the memory of tensor {root[i]}, which is made later")
+    group = np.where(graph.producer >= 0, np.append(o.groups, -1)[graph.producer], t.home)  # of each tensor's maker
+    made = graph.producer >= 0
+    if (i := _first(made & (root != np.arange(len(t))) & (group != group[root]))) is not None:
+        storage, n = root[i], graph.producer[i]
+        rule = (
+            f"must be in group {group[storage]}"
+            if group[storage] >= 0
+            else f"needs tensor {storage} {t.names[storage]!r} to have home = {o.groups[n]}"
+        )
+        _refuse(_op(graph, n), f"writes the memory of tensor {storage} in place and {rule}, its group is {o.groups[n]}")

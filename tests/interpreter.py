@@ -1,0 +1,45 @@
+"""Runs a captured step with real tensors, op by op in program order: the meaning of a Program in thirty lines."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewise.capture.program import HERE, Program, Resident, Slot
+
+
+def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, parts: list[Any]) -> list[Tensor]:
+    """Runs one step in place on the model and the optimizer; `parts` are the micro-batches. Returns the outputs."""
+    parameters = dict(model.named_parameters())
+    values: list[Any] = [None] * program.num_slots
+    for resident in program.residents:
+        values[resident.slot] = _resident(resident, parameters, dict(model.named_buffers()), optimizer, parts)
+
+    def fill(argument: Any) -> Any:
+        if type(argument) is Slot:
+            return values[argument]
+        return type(argument)(map(fill, argument)) if type(argument) in (list, tuple) else argument
+
+    with torch.no_grad():
+        for call in program.calls:
+            kwargs = {key: "cpu" if value is HERE else fill(value) for key, value in call.kwargs.items()}
+            result = call.function(*fill(call.args), **kwargs)
+            found = [result] if not isinstance(result, (tuple, list)) else [r for r in result if isinstance(r, Tensor)]
+            for slot, value in zip(call.results, found, strict=True):
+                values[slot] = value
+    return [values[slot] for slot in program.outputs]
+
+
+def _resident(resident: Resident, parameters: Any, buffers: Any, optimizer: Any, parts: list[Any]) -> Any:
+    match resident.kind:
+        case "parameter":
+            return parameters[resident.name]
+        case "buffer":
+            return buffers[resident.name]
+        case "state":
+            return optimizer.state[parameters[resident.name]][resident.key]
+        case "input":
+            return eval(resident.name, {"batch": parts[max(resident.key, 0)]})
+        case "hyper-parameter":
+            return optimizer.param_groups[resident.key][resident.name]
+    return resident.value.clone()
