@@ -39,7 +39,8 @@ def _resident(resident: Resident, parameters: Any, buffers: Any, optimizer: Any,
         case "state":
             return optimizer.state[parameters[resident.name]][resident.key]
         case "input":
-            return eval(resident.name, {"batch": parts[max(resident.key, 0)]})
+            return eval(resident.name, {"batch": parts[max(int(resident.key), 0)]})
         case "hyper-parameter":
             return optimizer.param_groups[resident.key][resident.name]
+    assert resident.value is not None
     return resident.value.clone()

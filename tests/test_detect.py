@@ -9,11 +9,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from placewise import detect as module
+from placewise.core import detect as module
 from placewise.core.cluster import Cluster
 from placewise.core.cluster_file import format_cluster, parse_cluster
+from placewise.core.detect import detect
 from placewise.core.presets import preset
-from placewise.detect import detect
 
 TWO_GPUS = "name, memory.total [MiB]\nTesla K80, 11441 MiB\nNVIDIA Imaginary 1, 6144 MiB\n"
 CPUINFO = "\n\n".join(  # two cores of two threads each
@@ -167,6 +167,20 @@ def test_cores_are_physical_and_allowed(processors: list[int], quota: str, expec
 
 def test_processors_that_nothing_is_known_of_count_as_cores() -> None:
     assert module._num_cores("", [0, 1, 5], "") == 3
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "expected"),
+    [
+        ("GenuineIntel", "sse avx2 fma avx512f", 64),
+        ("AuthenticAMD", "sse avx2 fma avx512f", 32),
+        ("GenuineIntel", "sse avx2 fma", 32),
+        ("GenuineIntel", "sse fma4", 16),
+    ],
+)
+def test_flops_a_cycle_follow_from_the_flags(vendor: str, flags: str, expected: int) -> None:
+    assert module._flops_per_cycle(f"vendor_id\t: {vendor}\nflags\t\t: {flags}\n") == expected
+    assert module._flops_per_cycle("") == 16
 
 
 def test_the_clock_is_the_names_then_the_highest_known_then_a_default() -> None:

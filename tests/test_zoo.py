@@ -106,7 +106,8 @@ def test_trains_on_meta(name: str) -> None:
     torch.autograd.backward(loss)
     assert step.optimizer is not None
     step.optimizer.step()
-    assert loss.is_meta and loss.shape == ()
+    assert loss.is_meta
+    assert loss.shape == ()
 
 
 class OutsideMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,1 +1,35 @@
-"""Finds where each operation of a neural network's training step should run."""
+"""Finds where each operation of a neural network's training step should run on a mix of CPUs and GPUs."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from placewise.capture import capture as capture
+    from placewise.capture import capture_inference as capture_inference
+    from placewise.core.cluster import Cluster as Cluster
+    from placewise.core.errors import PlacewiseError as PlacewiseError
+    from placewise.core.graph import Graph as Graph
+    from placewise.core.problem import Problem as Problem
+
+__version__ = "0.1.0"
+__all__ = ["Cluster", "Graph", "PlacewiseError", "Problem", "capture", "capture_inference"]
+
+_HOMES = {  # loaded when first used, so that importing placewise loads nothing heavy
+    "Cluster": "placewise.core.cluster",
+    "Graph": "placewise.core.graph",
+    "PlacewiseError": "placewise.core.errors",
+    "Problem": "placewise.core.problem",
+    "capture_inference": "placewise.capture",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "capture":
+        return importlib.import_module("placewise.capture")  # the package can be called
+    if name not in _HOMES:
+        raise AttributeError(f"module 'placewise' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

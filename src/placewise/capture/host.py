@@ -1,8 +1,8 @@
-"""The host's side of a step: numbers that Python computes from step counters and learning rates, and where tensors are made.
+"""The host's side of a step: numbers that Python computes, and where tensors are made.
 
-Adam divides by 1 - beta ** step, and a schedule changes the learning rate between steps. If such numbers were recorded as
-they are, the recorded step would repeat one moment of training for ever. So while a step is recorded they are HostScalars:
-floats that also write their arithmetic into the program.
+Adam divides by 1 - beta ** step, and a schedule changes the learning rate between steps. If such numbers were recorded
+as they are, the recorded step would repeat one moment of training for ever. So while a step is recorded they are
+HostScalars: floats that also write their arithmetic into the program.
 """
 
 import operator
@@ -134,9 +134,7 @@ class Redirect(TorchFunctionMode):
             return args[0]
         if func is Tensor.to:
             args, kwargs = _without_device(args, kwargs)
-        self.scalars = {
-            float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar
-        }
+        self.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
         try:
             return func(*args, **kwargs)
         finally:
@@ -162,7 +160,7 @@ class Redirect(TorchFunctionMode):
 
 
 def _without_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of Tensor.to without those that name a device; with nothing left, one that changes nothing."""
+    """Returns the arguments of Tensor.to without those that name a device, and never none at all."""
     kept = tuple(arg for arg in args if type(arg) not in (str, int, torch.device))
     kept = tuple(arg.dtype if isinstance(arg, Tensor) and arg is not args[0] else arg for arg in kept)
     named = {key: value for key, value in kwargs.items() if key not in ("device", "other")}

@@ -1,9 +1,9 @@
 """What a recorded op costs: floating-point operations, bytes moved, and the kinds of device that can run it.
 
 Flops of matrix products, convolutions and attention come from torch's own registry. All others are estimated as
-`FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor they
-read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of its
-inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write.
+`FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor
+they read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of
+its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write.
 """
 
 import torch
@@ -17,23 +17,26 @@ FLOPS_PER_ELEMENT = {
     "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
     "lerp": 3, "lerp_": 3,
 }  # fmt: skip
-MOVES_ONLY = frozenset(
-    "clone copy copy_ _to_copy cat stack zeros zero zero_ ones full fill fill_ zeros_like ones_like full_like constant_pad_nd "
-    "new_zeros new_ones new_full embedding index index_select gather slice_backward select_backward repeat flip roll tril triu "
-    "arange slice_scatter select_scatter new_empty_strided eye scalar_tensor".split()
-)
-SHAPE_ONLY = frozenset(  # they look at the shape of their first argument, not at its data
-    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full "
-    "new_empty_strided".split()
-)
-ALLOCATES_ONLY = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
-LOOKUPS = frozenset("embedding index index_select gather".split())
+MOVES_ONLY = frozenset({
+    "clone", "copy", "copy_", "_to_copy", "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd",
+    "zeros", "zero", "zero_", "ones", "full", "fill", "fill_", "zeros_like", "ones_like", "full_like", "new_zeros",
+    "new_ones", "new_full", "arange", "eye", "scalar_tensor", "embedding", "index", "index_select", "gather",
+    "slice_backward", "select_backward", "slice_scatter", "select_scatter",
+})  # fmt: skip
+ALLOCATES_ONLY = frozenset({
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+})  # fmt: skip
+SHAPE_ONLY = frozenset({  # they look at the shape of their first argument, not at its data
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided",
+})  # fmt: skip
+LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
 GPU_ONLY_PREFIXES = (
     *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
     *("_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention"),
 )
-INTEGER_PRODUCTS = frozenset("mm addmm bmm baddbmm addmv dot".split())
+INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
 
 
 class OpFacts:
@@ -41,7 +44,7 @@ class OpFacts:
 
     __slots__ = (
         *("allocates", "creates", "flops_formula", "flops_per_element", "kind"),
-        *("lookup", "mutated", "name", "recorded", "shape_only"),
+        *("is_view", "lookup", "mutated", "name", "recorded", "shape_only"),
     )
 
     def __init__(self, function: OpOverload) -> None:
@@ -53,11 +56,13 @@ class OpFacts:
         self.recorded = function.namespace != "profiler"
         self.flops_formula = flop_registry.get(packet)
         self.shape_only = self.name in SHAPE_ONLY
-        self.creates = any(argument.name == "device" for argument in function._schema.arguments) and not self.name == "_to_copy"
+        takes_device = any(argument.name == "device" for argument in function._schema.arguments)
+        self.creates = takes_device and self.name != "_to_copy"
         self.allocates = self.name in ALLOCATES_ONLY
         self.lookup = self.name in LOOKUPS
         moves = self.name in MOVES_ONLY or self.allocates
         self.flops_per_element = 0 if moves else FLOPS_PER_ELEMENT.get(self.name, 1)
+        self.is_view = function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
         self.mutated = frozenset(
             argument.name if argument.kwarg_only else position
             for position, argument in enumerate(function._schema.arguments)

@@ -1,7 +1,7 @@
 """A recorded step as calls that can be made again, with real tensors, on any device.
 
-The program keeps what the graph leaves out: arguments, views, and the host's own arithmetic (learning rate, step counters).
-Every value has a slot. Running the calls in order, with the residents' slots filled, is one training step.
+The program keeps what the graph leaves out: arguments, views, and the host's own arithmetic (learning rate, step
+counters). Every value has a slot. Running the calls in order, with the residents' slots filled, is one training step.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     function: Callable[..., Any]  # an ATen overload, or a function of the operator module
     args: tuple[Any, ...]  # slots, plain values, and lists of them
     kwargs: dict[str, Any]
-    results: tuple[Slot | None, ...]  # for the tensors that it returns, in order
+    results: tuple[Slot, ...]  # for the tensors that it returns, in order
     op: int  # the graph's op, or -1
 
 

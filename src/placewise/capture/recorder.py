@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from placewise.capture.meta_kernels import MetaKernels, signature
 from placewise.capture.op_costs import OpFacts, device_kinds
 from placewise.capture.program import HERE, Call, Resident, Slot
 from placewise.core.errors import CaptureError
 
 FORWARD, BACKWARD, UPDATE = 0, 1, 2
 SUFFIXES = ("", ".backward", ".update")
-Geometry = tuple[int, torch.dtype, int, torch.Size, tuple[int, ...]]
+Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ...]]
 _current_node = torch._C._current_autograd_node
 _sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
@@ -68,22 +69,24 @@ class View:
         self.nbytes = self.elements * tensor.itemsize
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Turns the ops that run on the meta device into columns and calls.
 
-    Tensors are told apart by their storage and their window on it, never by identity: holding on to a tensor would change
-    what autograd does (it adds in place into a gradient that nobody else holds).
+    Tensors are told apart by their storage and their window on it, never by identity: holding on to a tensor would
+    change what autograd does (it adds in place into a gradient that nobody else holds).
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Recorded()
         self.calls: list[Call] = []
         self.residents: list[Resident] = []
         self.num_slots = 0
         self.phase, self.micro_batch, self.path = FORWARD, -1, ""
         self.scalars: Callable[[], dict[float, Slot]] = dict  # the host's scalars in the call under way
+        self.kernels = MetaKernels()
         self._facts: dict[Any, OpFacts] = {}
+        self._known_flops: dict[Any, float] = {}
         self._views: dict[Geometry, View] = {}
         self._storages: dict[int, int] = {}  # storage -> its newest tensor
         self._bases: dict[int, Slot] = {}  # storage -> the first slot on it
@@ -137,6 +140,9 @@ class Recorder(TorchDispatchMode):
                 f"the step uses {name!r} of the model that was given, not of its copy on the meta device: "
                 f"reach it through the model that is called{self._where()}"
             )
+        if self.phase == UPDATE and not value.dim():
+            self.host_slot(value)  # a number of the optimizer's
+            return value
         address = value.untyped_storage()._cdata
         twin = self._constants.get(address)
         if twin is None or twin.size() != value.size() or twin.stride() != value.stride():
@@ -203,9 +209,11 @@ class Recorder(TorchDispatchMode):
     def _record(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
         try:
-            out = func(*args, **kwargs)
+            out = self.kernels.run(func, facts, args, kwargs)
         except NotImplementedError as problem:
-            raise CaptureError(f"{facts.kind} can't be recorded without data{self._where()}: {_first_line(problem)}") from None
+            raise CaptureError(
+                f"{facts.kind} can't be recorded without data{self._where()}: {_first_line(problem)}"
+            ) from None
         results: list[Tensor] = []
         _collect((out,), results)
         if not results and not facts.mutated:
@@ -221,10 +229,8 @@ class Recorder(TorchDispatchMode):
                 return out  # a detach, or a view that was made before
             op = -1
         scalars = self.scalars()
-        if facts.shape_only:
-            call_args = (_without_data(args[0]), *args[1:])
-        else:
-            call_args = self._template(args, scalars)
+        shape_only = facts.shape_only
+        call_args = (_without_data(args[0]), *args[1:]) if shape_only else self._template(args, scalars)
         call_kwargs = {key: self._template(value, scalars) for key, value in kwargs.items()} if kwargs else {}
         if facts.creates:
             call_kwargs["device"] = HERE
@@ -264,11 +270,23 @@ class Recorder(TorchDispatchMode):
         g.reads.append(reads)
         g.writes.append(writes)
         g.after.append(after)
-        g.flops.append(_flops(facts, args, kwargs, inputs, outputs, out))
+        g.flops.append(self._flops(func, facts, args, kwargs, inputs, outputs, out))
         g.bytes_moved.append(_bytes_moved(facts, inputs, outputs))
         g.devices.append(device_kinds(facts.name, tensors[0].dtype if tensors else None))
         g.owners.append(owner)
         return number
+
+    def _flops(
+        self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[View], outputs: list[View], out: Any
+    ) -> float:
+        if facts.flops_formula is not None:
+            key = (func, signature(args))
+            if key not in self._known_flops:
+                self._known_flops[key] = float(facts.flops_formula(*args, **kwargs, out_val=out))
+            return self._known_flops[key]
+        if not facts.flops_per_element:
+            return 0.0
+        return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
 
     def _host_op(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs and records an op on tensors that the host keeps; they are numbers, not data."""
@@ -328,7 +346,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         number = self.graph.add_tensor(name, storage.nbytes(), kind, -1, owner)
         self._storages[storage._cdata] = number
-        self._alive.append(StorageWeakRef(storage))
+        self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return number
 
     def _view(self, tensor: Tensor) -> View:
@@ -346,7 +364,9 @@ class Recorder(TorchDispatchMode):
         if view is None:
             base = self._bases.get(tensor.untyped_storage()._cdata)
             if base is None:
-                raise CaptureError(f"the step uses a tensor of shape {list(tensor.shape)} that it did not make{self._where()}")
+                raise CaptureError(
+                    f"the step uses a tensor of shape {list(tensor.shape)} that it did not make{self._where()}"
+                )
             view = self._view(tensor)
             window = (base, list(tensor.size()), list(tensor.stride()), tensor.storage_offset())
             self.calls.append(Call(torch.ops.aten.as_strided.default, window, {}, (view.slot,), -1))
@@ -397,14 +417,6 @@ def _mutated(facts: OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         elif key in kwargs:
             _collect((kwargs[key],), found)
     return found
-
-
-def _flops(facts: OpFacts, args: Any, kwargs: Any, inputs: list[View], outputs: list[View], out: Any) -> float:
-    if facts.flops_formula is not None:
-        return float(facts.flops_formula(*args, **kwargs, out_val=out))
-    if not facts.flops_per_element:
-        return 0.0
-    return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
 
 
 def _bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View]) -> float:

@@ -19,9 +19,9 @@ class TrainingStep:
     - a dict (Hugging Face): `model(**batch)`, whose `.loss` is the loss, or `loss_fn(output)` where one is given;
     - a single tensor: `loss_fn(model(batch))`.
 
-    Without `loss_fn` the output is the loss itself, or has it as `.loss`. Without an optimizer the step is inference: the
-    forward pass alone, and no loss. With `micro_batches` = M every tensor of the batch is cut into M equal parts along
-    its first dimension; the gradients of loss / M accumulate before the one update.
+    Without `loss_fn` the output is the loss itself, or has it as `.loss`. Without an optimizer the step is inference:
+    the forward pass alone, and no loss. With `micro_batches` = M every tensor of the batch is cut into M equal parts
+    along its first dimension; the gradients of loss / M accumulate before the one update.
     """
 
     model: nn.Module

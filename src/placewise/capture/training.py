@@ -1,6 +1,7 @@
 """From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from placewise.capture.host import HostScalar, Redirect
+from placewise.capture.meta_kernels import QuickMeta
 from placewise.capture.program import Program
 from placewise.capture.recorder import BACKWARD, FORWARD, UPDATE, Recorded, Recorder, user_frame
 from placewise.capture.step import TrainingStep
 from placewise.core.arrays import Ints, Ragged
 from placewise.core.errors import CaptureError
 from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Tensors
-from placewise.core.grouping import merge_sets
+from placewise.core.sets import merge_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,7 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     model, optimizer = _meta_twins(step, recorder)
     parts = _meta_parts(step, recorder)
     try:
-        with _named_modules(model, recorder), _named_modules(step.loss_fn, recorder, "loss"):
+        with _no_garbage_collection(), _named_modules(model, recorder), _named_modules(step.loss_fn, recorder, "loss"):
             if optimizer is None:
                 outputs = _record_inference(model, parts, recorder, redirect)
             else:
@@ -130,7 +132,8 @@ def _record_training(
     trained = [parameter for parameter in parameters if parameter.grad is not None]
     if not trained:
         raise CaptureError("no parameter of the optimizer gets a gradient")
-    _make_state(optimizer, trained)
+    with QuickMeta(recorder.kernels):
+        _make_state(optimizer, trained)
     for parameter in trained:
         _add_state(optimizer, parameter, names[id(parameter)], recorder)
     for number, group in enumerate(optimizer.param_groups):
@@ -200,6 +203,18 @@ def _add_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: 
             recorder.add_resident(value, "state", name, key, owner=name)
         elif isinstance(value, Tensor):
             recorder.add_host_resident(value, "state", name, key)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps Python from looking for cycles: recording makes many objects that all stay, and few cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -280,5 +295,5 @@ def _colocated(g: Recorded, storages: Ints) -> Ints:
     pairs = []
     for op, (writes, owner) in enumerate(zip(g.writes, g.owners, strict=True)):
         shared: list[int | str] = [int(storages[tensor]) for tensor in writes]
-        pairs += [(first.setdefault(key, op), op) for key in (shared + [owner] if owner else shared)]
+        pairs += [(first.setdefault(key, op), op) for key in ([*shared, owner] if owner else shared)]
     return merge_sets(len(g.op_names), pairs)

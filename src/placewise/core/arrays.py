@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -64,4 +65,4 @@ class Ragged:
     def lists(self) -> list[list[int]]:
         """Returns the rows as plain lists, which Python walks faster than arrays."""
         values, offsets = self.values.tolist(), self.offsets.tolist()
-        return [values[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+        return [values[a:b] for a, b in pairwise(offsets)]

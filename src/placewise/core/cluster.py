@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -46,6 +47,25 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @classmethod
+    def load(cls, name: str) -> "Cluster":
+        """Returns a preset by its name, or the cluster of a file."""
+        from placewise.core.cluster_file import read_cluster
+        from placewise.core.presets import PRESETS, preset
+
+        if name in PRESETS:
+            return preset(name)
+        if not Path(name).exists():
+            raise ClusterError(f"{name}: is neither a file nor a preset; the presets are {', '.join(PRESETS)}")
+        return read_cluster(name)
+
+    @classmethod
+    def detect(cls) -> "Cluster":
+        """Returns the machine that this runs on."""
+        from placewise.core.detect import detect
+
+        return detect()
 
     @property
     def num_devices(self) -> int:

@@ -23,3 +23,14 @@ def op_seconds(graph: Graph, cluster: Cluster) -> Floats:
                 given = ops.seconds[key]
                 seconds[:, d] = np.where(np.isnan(given), seconds[:, d], given)
     return seconds
+
+
+def nominal_seconds(graph: Graph) -> Floats:
+    """Returns the time of every op where no cluster is named: [ops].
+
+    It is the longest of the given times, else a roofline of 10 Tflop/s and 500 GB/s.
+    """
+    seconds = np.maximum(graph.ops.flops / 1e13, graph.ops.bytes_moved / 5e11)
+    for times in graph.ops.seconds.values():
+        seconds = np.where(np.isnan(times), seconds, np.maximum(times, seconds))
+    return seconds

@@ -1,13 +1,13 @@
 """Everything that placewise raises on purpose.
 
-    PlacewiseError
-    ├── InputError              the input is wrong: one line that names the file, the element and the rule (exit code 2)
-    │   ├── GraphError          a graph or its file
-    │   ├── ClusterError        a cluster or its file
-    │   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
-    │   ├── ModelError          a model's name or its options
-    │   └── CaptureError        a step that can't be recorded
-    └── NothingFits             every placement overflows a device (exit code 3)
+PlacewiseError
+├── InputError              the input is wrong: one line that names the file, the element and the rule (exit code 2)
+│   ├── GraphError          a graph or its file
+│   ├── ClusterError        a cluster or its file
+│   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
+│   ├── ModelError          a model's name or its options
+│   └── CaptureError        a step that can't be recorded
+└── NothingFits             every placement overflows a device (exit code 3)
 """
 
 

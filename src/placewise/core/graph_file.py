@@ -102,7 +102,7 @@ def _seconds(tables: list[Table]) -> dict[str, Floats]:
 
 
 def format_graph(graph: Graph) -> str:
-    """Returns the text of a graph's file: one line for each tensor and each op, optional fields only where they say something."""
+    """Returns the text of a graph's file: a line for each tensor and op, optional fields only where they say something."""
     head = json.dumps({"format": FORMAT, "version": VERSION, "name": graph.name})[:-1]
     tensors = ",\n  ".join(map(_ENCODER.encode, _tensor_rows(graph.tensors)))
     ops = ",\n  ".join(map(_ENCODER.encode, _op_rows(graph.ops)))

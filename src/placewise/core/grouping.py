@@ -1,36 +1,101 @@
-"""Which ops are placed together."""
+"""Which ops are placed together: named choices that merge the graph's own groups.
+
+    colocated               only what must share a device: one storage, a parameter with its update
+    single-consumer         what is read by one group alone joins it, to the fixed point (ColocRL, rule 2)
+    name-prefix:K           ops whose names share the first K levels (Spotlight has K = 2)
+    module                  a module's forward, backward and update ops, over all micro-batches
+    module-by-micro-batch   the same, apart for each micro-batch
+    coarse:N                about N groups: heavy edges inside, no cycles between groups
+
+A group is labelled by its first op where a choice goes by names. Merging changes no cost: ops keep their own times.
+"""
+
+import re
 
 import numpy as np
 
-from placewise.core.arrays import Ints
-from placewise.core.graph import Graph
+from placewise.core.arrays import Floats, Ints
+from placewise.core.coarsening import coarsen
+from placewise.core.costs import nominal_seconds
+from placewise.core.errors import ProblemError
+from placewise.core.graph import PHASES, Graph
+from placewise.core.sets import merge_sets, numbered, sums
 
 COLOCATED = "colocated"
-
-
-def merge_sets(count: int, pairs: list[tuple[int, int]]) -> Ints:
-    """Returns the set of each of `count` elements when the pairs are joined: [count], numbered by first element."""
-    parent = list(range(count))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = i = parent[parent[i]]
-        return i
-
-    for a, b in pairs:
-        a, b = root(a), root(b)
-        if a != b:
-            parent[max(a, b)] = min(a, b)
-    return numbered(np.array([root(i) for i in range(count)], np.int64))
-
-
-def numbered(labels: Ints) -> Ints:
-    """Returns the labels as numbers from 0, in the order in which they first stand."""
-    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse]
+GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N")
+_SUFFIX = re.compile(r"(\.(backward|update))?(_\d+)?$")
 
 
 def group_ops(graph: Graph, grouping: str) -> Ints:
-    return np.arange(graph.num_groups)
+    """Returns the merged group of each of the graph's groups, numbered in their order: [the graph's groups]."""
+    name, _, number = grouping.partition(":")
+    takes_number = name in ("name-prefix", "coarse")
+    if grouping not in GROUPINGS[:2] + GROUPINGS[3:5] and not (takes_number and number.isdecimal() and int(number) > 0):
+        raise ProblemError(f"grouping {grouping!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)")
+    if name == COLOCATED:
+        return np.arange(graph.num_groups)
+    if name == "single-consumer":
+        return _single_consumer(graph)
+    if name == "coarse":
+        source, target, nbytes = group_edges(graph)
+        return coarsen(group_work(graph), _first_ops(graph), source, target, nbytes, int(number))
+    first = _first_ops(graph)
+    labels: list[object] = []
+    for group, op in enumerate(first.tolist()):
+        if op < 0:
+            labels.append(("alone", group))  # only a home, no op
+        elif name == "name-prefix":
+            labels.append(".".join(_SUFFIX.sub("", graph.ops.names[op]).split(".")[: int(number)]))
+        elif name == "module":
+            labels.append(module_path(graph, op))
+        else:
+            labels.append((module_path(graph, op), int(graph.ops.micro_batches[op])))
+    return _by_label(labels)
+
+
+def module_path(graph: Graph, op: int) -> str:
+    """Returns the path of the module that an op belongs to; that of an update is its parameter's module."""
+    path = _SUFFIX.sub("", graph.ops.names[op]).rpartition(".")[0]
+    return path.rpartition(".")[0] if graph.ops.phases[op] == PHASES.index("update") else path
+
+
+def group_edges(graph: Graph) -> tuple[Ints, Ints, Floats]:
+    """Returns the edges between different groups, each pair once: source, target, and the bytes of its tensors."""
+    writers, readers, tensors = graph.edges
+    source, target = graph.ops.groups[writers], graph.ops.groups[readers]
+    pairs = np.unique(np.stack([source, target, tensors]), axis=1)  # a tensor counts once for a pair
+    pairs = pairs[:, pairs[0] != pairs[1]]
+    keys, inverse = np.unique(pairs[:2], axis=1, return_inverse=True)
+    nbytes = sums(inverse.ravel(), graph.tensors.nbytes[pairs[2]].astype(np.float64), keys.shape[1])
+    return keys[0], keys[1], nbytes
+
+
+def group_work(graph: Graph) -> Floats:
+    """Returns each group's work in seconds, as `nominal_seconds` counts them: [groups]."""
+    return sums(graph.ops.groups, nominal_seconds(graph), graph.num_groups)
+
+
+def _first_ops(graph: Graph) -> Ints:
+    """Returns the first op of each group, or -1: [groups]."""
+    first = np.full(graph.num_groups, -1, np.int64)
+    first[graph.ops.groups[::-1]] = np.arange(len(graph.ops))[::-1]
+    return first
+
+
+def _by_label(labels: list[object]) -> Ints:
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(label, len(known)) for label in labels], np.int64)
+
+
+def _single_consumer(graph: Graph) -> Ints:
+    """Returns the fixed point of: if X's outputs are read by Y alone, X and Y are one (Mirhoseini et al. 2017, §3)."""
+    source, target, _ = group_edges(graph)
+    merged = np.arange(graph.num_groups)
+    while True:
+        pairs = np.unique(np.stack([merged[source], merged[target]]), axis=1)
+        pairs = pairs[:, pairs[0] != pairs[1]]
+        num_consumers = np.bincount(pairs[0], minlength=len(merged))
+        alone = pairs[:, num_consumers[pairs[0]] == 1]
+        if not alone.shape[1]:
+            return numbered(merged)
+        merged = merge_sets(len(merged), alone.T.tolist())[merged]

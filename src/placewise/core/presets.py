@@ -32,6 +32,7 @@ MEMORY_FRACTION = 0.8  # of the peak bandwidth of a device's memory
 LINK_FRACTION = 0.8  # of a link's raw bandwidth, from pinned memory
 
 DISPATCH_SECONDS = 1e-5  # host time of one launch: between a bare kernel launch (5 us) and eager PyTorch (about 20 us)
+TENSORFLOW_DISPATCH_SECONDS = 0.0  # the papers' boxes: TensorFlow launches from many threads, no launch waits for another
 GPU_OVERHEAD_SECONDS = 5e-6  # from one kernel's end to the next one's start, and a small kernel's ramp
 KEPLER_OVERHEAD_SECONDS = 1e-5  # the same on GPUs of 2013
 CPU_OVERHEAD_SECONDS = 5e-6  # to wake a CPU's threads and to wait for the last one
@@ -125,12 +126,13 @@ class Machine:
     description: str
     gpus: tuple[Gpu, ...]
     cpu: Cpu
+    dispatch_seconds: float = DISPATCH_SECONDS
 
 
 def _papers(num_gpus: int, gpu: Gpu, cpu: Cpu, paper: str) -> Machine:
     gigabytes = gpu.memory_bytes // GIB
     description = f"{paper} machine: {num_gpus} x {gpu.name} of {gigabytes} GB, {cpu.num_cores}-core {cpu.name}, PCIe 3"
-    return Machine(description, (gpu,) * num_gpus, cpu)
+    return Machine(description, (gpu,) * num_gpus, cpu, TENSORFLOW_DISPATCH_SECONDS)
 
 
 PRESETS: dict[str, Machine] = {
@@ -181,7 +183,7 @@ def assemble(name: str, machine: Machine, can_reach: Callable[[int, int], bool])
         links.append(Link(source, "cpu:0", bytes_per_second, PCIE_LATENCY_SECONDS, f"{source} up"))
         links.append(Link("cpu:0", source, bytes_per_second, PCIE_LATENCY_SECONDS, f"{source} down"))
     devices = [_gpu_device(device, gpu) for device, gpu in gpus] + [_cpu_device("cpu:0", machine.cpu)]
-    return Cluster(name, tuple(devices), tuple(links), DISPATCH_SECONDS, machine.description)
+    return Cluster(name, tuple(devices), tuple(links), machine.dispatch_seconds, machine.description)
 
 
 def _gpu_link(source: str, gpu: Gpu, target: str, other: Gpu, direct: bool) -> Link:

@@ -136,4 +136,5 @@ class Problem:
             raise ProblemError(
                 f"placement[{split[0]}]: {names[split[0]]!r} splits a group that grouping {self.grouping!r} keeps together"
             )
-        return self.check_placements(placement[None])[0]
+        self.check_placements(placement[None])
+        return placement

@@ -70,9 +70,7 @@ def parse(data: Any, source: str = "graph") -> Graph:
             made[edge.tail, edge.cost_seconds] = len(tensors)
             node, nbytes = nodes[edge.tail], edge.cost_seconds * bytes_per_second
             if not nbytes <= MAX_BYTES:  # nor NaN, where the bandwidth is infinite
-                raise GraphError(
-                    f"{source}: node {node.name!r}: its output must be at most 2**62 bytes, it is {nbytes}"
-                )
+                raise GraphError(f"{source}: node {node.name!r}: its output must be at most 2**62 bytes, it is {nbytes}")
             kind = "gradient" if node.backward else "activation"
             tensors.append({"name": node.name, "nbytes": round(nbytes), "kind": kind})
     reads: list[list[int]] = [[] for _ in nodes]

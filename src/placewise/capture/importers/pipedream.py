@@ -78,9 +78,7 @@ def _merged_rows(profile: _Profile) -> _Rows:
     ops = []
     for i, layer in enumerate(layers):
         reads = profile.before[i] + _add_parameters(tensors, layer, i)
-        ops.append(
-            _op(layer.name, layer.kind, "forward", i, reads, [i], layer.forward_seconds + layer.backward_seconds)
-        )
+        ops.append(_op(layer.name, layer.kind, "forward", i, reads, [i], layer.forward_seconds + layer.backward_seconds))
     return tensors, ops, []
 
 
@@ -132,9 +130,7 @@ def _add_parameters(tensors: list[dict[str, Any]], layer: _Layer, group: int) ->
     return [len(tensors) - 1]
 
 
-def _op(
-    name: str, kind: str, phase: str, group: int, reads: list[int], writes: list[int], seconds: float
-) -> dict[str, Any]:
+def _op(name: str, kind: str, phase: str, group: int, reads: list[int], writes: list[int], seconds: float) -> dict[str, Any]:
     row = {"name": name, "kind": kind, "phase": phase, "group": group, "reads": reads, "writes": writes}
     return {**row, "devices": ["gpu"], "seconds": {"gpu": seconds}}
 

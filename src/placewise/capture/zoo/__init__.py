@@ -69,7 +69,8 @@ def build(text: str, device: str = "meta") -> "TrainingStep":
     function = _function(name)
     values = read_options(name, _options(function), given)
     micro_batches, batch = values.pop("micro_batches"), values["batch"]
-    assert isinstance(micro_batches, int) and isinstance(batch, int)
+    assert isinstance(micro_batches, int)
+    assert isinstance(batch, int)
     if batch % micro_batches:
         raise violation(name, "micro_batches", f"divide the batch of {batch}", micro_batches)
     if micro_batches > 1:

@@ -68,9 +68,7 @@ def read_options(model: str, options: Iterable[Option], given: Mapping[str, str]
     for name in given:
         if name not in known:
             raise ModelError(f"model {model!r}: unknown option {name!r}, it must be one of {', '.join(known)}")
-    return {
-        name: option.read(model, given[name]) if name in given else option.default for name, option in known.items()
-    }
+    return {name: option.read(model, given[name]) if name in given else option.default for name, option in known.items()}
 
 
 def violation(model: str, option: str, rule: str, got: object) -> ModelError:

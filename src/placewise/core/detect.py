@@ -15,7 +15,7 @@ from typing import Any
 
 from placewise.core import presets
 from placewise.core.cluster import Cluster
-from placewise.core.presets import AVX2, GIB, Cpu, Gpu, Machine, assemble
+from placewise.core.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
 
 KNOWN_GPUS = {  # by the driver's name, without the brand; names that only resemble these have other figures
     **dict.fromkeys(("K40", "K40c", "K40m", "K40s", "K40t"), presets.K40),
@@ -136,7 +136,7 @@ def _cpu() -> Cpu:
     """Returns the cores that this process may use, and the host's memory.
 
     Memory bandwidth can't be read: it counts as two channels of DDR4-3200 (51.2 GB/s) up to 16 cores, and as 3.2 GB/s a
-    core beyond. AVX-512 counts as AVX2, for not every CPU that has it has two units of it.
+    core beyond.
     """
     info = _read("/proc/cpuinfo")
     max_kilohertz = _read("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
@@ -145,7 +145,7 @@ def _cpu() -> Cpu:
         name=next(iter(_values(info, "model name")), "CPU"),
         num_cores=num_cores,
         clock_hertz=_clock_hertz(info, max_kilohertz),
-        flops_per_cycle=AVX2 if "fma" in " ".join(_values(info, "flags")[:1]).split() else SSE,
+        flops_per_cycle=_flops_per_cycle(info),
         peak_bytes_per_second=3.2e9 * max(num_cores, 16),
         memory_bytes=_memory_bytes(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
     )
@@ -172,6 +172,14 @@ def _num_cores(info: str, processors: Iterable[int], quota: str) -> int:
     if limit := re.match(r"(\d+) ([1-9]\d*)", quota):
         num_cores = min(num_cores, int(limit[1]) // int(limit[2]))
     return max(num_cores, 1)
+
+
+def _flops_per_cycle(info: str) -> int:
+    """Returns a core's float32 flops a cycle; AVX-512 counts on Intel alone, for AMD's first chips halve it."""
+    flags = " ".join(_values(info, "flags")[:1]).split()
+    if "avx512f" in flags and "GenuineIntel" in _values(info, "vendor_id"):
+        return AVX512
+    return AVX2 if "fma" in flags else SSE
 
 
 def _clock_hertz(info: str, max_kilohertz: str) -> float:

@@ -1,0 +1,91 @@
+"""MODEL on the command line: a zoo name with options, a graph file, or package.module:function."""
+
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from placewise.capture import zoo
+from placewise.core.errors import InputError, ModelError
+from placewise.core.files import one_line
+from placewise.core.graph import Graph
+
+if TYPE_CHECKING:
+    from placewise.capture.training import CapturedStep
+
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def load_graph(model: str) -> Graph:
+    """Returns the graph of a model; a file is read without loading torch."""
+    if model.partition(":")[0] not in zoo.MODELS and Path(model).is_file():
+        from placewise.capture.importers import read_any_graph
+
+        return read_any_graph(model)
+    found = _build(model)
+    return found if isinstance(found, Graph) else found.graph
+
+
+def load_step(model: str) -> "CapturedStep":
+    """Returns the captured step of a model; a graph file has lost it."""
+    if model.partition(":")[0] not in zoo.MODELS and Path(model).is_file():
+        raise ModelError(f"{model}: is a graph file, which can't be run: name the model that it was captured from")
+    found = _build(model)
+    if isinstance(found, Graph):
+        raise ModelError(f"model {model!r}: returns a graph, which can't be run: return the step to capture")
+    return found
+
+
+def _build(model: str) -> "CapturedStep | Graph":
+    if model.partition(":")[0] in zoo.MODELS:
+        step = zoo.build(model)
+    elif FUNCTION.fullmatch(model):
+        step = _call(model)
+    else:
+        raise ModelError(
+            f"{model}: is neither a file, nor package.module:function, nor one of the zoo's models: {', '.join(zoo.MODELS)}"
+        )
+    return _captured(step, model)
+
+
+def _captured(step: Any, model: str) -> "CapturedStep | Graph":
+    from placewise.capture.step import TrainingStep
+    from placewise.capture.training import CapturedStep, capture_step
+
+    if isinstance(step, (CapturedStep, Graph)):
+        return step
+    if isinstance(step, tuple) and len(step) in (4, 5):
+        step = TrainingStep(*step)
+    if not isinstance(step, TrainingStep):
+        raise ModelError(
+            f"model {model!r}: must return (model, loss_fn, optimizer, example_batch), a TrainingStep, "
+            f"a captured step or a Graph, it returned a {type(step).__name__}"
+        )
+    return capture_step(step, model)
+
+
+def _call(model: str) -> Any:
+    """Returns what the user's function returns, called with meta as the default device: it allocates nothing."""
+    import torch
+
+    module_name, _, function_name = model.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+        with torch.device("meta"):
+            return function()
+    except InputError:
+        raise
+    except Exception as problem:
+        raise ModelError(f"model {model!r}: {type(problem).__name__}: {one_line(problem)}{_line_of(problem)}") from problem
+
+
+def _line_of(problem: BaseException) -> str:
+    """Returns where in the user's code it happened."""
+    from placewise.capture.recorder import user_frame
+
+    place = user_frame(problem)
+    return f" ({place})" if place else ""
