@@ -1,0 +1,1 @@
+"""What a placement costs: the meaning of a placement, exact and fast."""

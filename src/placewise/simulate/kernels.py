@@ -1,0 +1,209 @@
+"""The passes over a problem's tables, compiled. No objects, no randomness; they release the GIL.
+
+They compute what DESIGN.md calls the meaning of a placement. An *order* is the ops in launch order; a *position* is a place
+in it. A copied tensor on a device has the *place* `copied tensor * devices + device`.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from placewise.core.arrays import Floats, Ints
+from placewise.simulate.tables import Small, Tables
+
+NEVER = -1.0  # the arrival of a copy that was not launched
+kernel = njit(cache=True, nogil=True, error_model="numpy")
+
+
+class Workspace(NamedTuple):
+    """What one pass writes on; whoever passes it on sees to it that `arrivals` holds NEVER where it is not in use."""
+
+    devices: Any  # [groups], the placement in few bytes
+    ends: Floats  # [ops]
+    arrivals: Floats  # [places]
+    launched: Small  # [places], those of the copies in launch order
+    free: Floats  # [devices], when each is done
+    busy: Floats  # [channels], when each is done
+
+
+class MemoryWorkspace(NamedTuple):
+    """What the memory part of a pass writes on; `given` holds 0 and `crossing` -1 between passes."""
+
+    places: Any  # [ops], the device of each launch
+    last_use: Small  # [storages], a position, or ~position where that is a copy to another device
+    copy_last_use: Small  # [places], a position
+    taken: Ints  # [ops], bytes that each launch takes on its device
+    given: Ints  # [ops], bytes that each launch gives back on its device
+    crossing: Small  # [ops], the last storage that a launch gives back on another device, or -1
+    next_crossing: Small  # [storages], the one before it, or -1
+    used: Ints  # [devices]
+
+
+@kernel
+def new_workspace(tables: Tables, num_groups: int) -> Workspace:
+    """Returns a workspace for passes over these tables."""
+    places = len(tables.copy_bytes) * tables.num_devices
+    return Workspace(
+        np.zeros(num_groups, np.int16),
+        np.zeros(len(tables.op_groups), np.float64),
+        np.full(places, NEVER, np.float64),
+        np.zeros(places, np.int32),
+        np.zeros(tables.num_devices, np.float64),
+        np.zeros(tables.num_channels, np.float64),
+    )
+
+
+@kernel
+def new_memory_workspace(tables: Tables) -> MemoryWorkspace:
+    """Returns a workspace for the memory part."""
+    num_ops = len(tables.op_groups)
+    return MemoryWorkspace(
+        np.zeros(num_ops, np.int16),
+        np.zeros(len(tables.storage_bytes), np.int32),
+        np.zeros(len(tables.copy_bytes) * tables.num_devices, np.int32),
+        np.zeros(num_ops, np.int64),
+        np.zeros(num_ops, np.int64),
+        np.full(num_ops, -1, np.int32),
+        np.zeros(len(tables.storage_bytes), np.int32),
+        np.zeros(tables.num_devices, np.int64),
+    )
+
+
+@kernel
+def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
+    """Returns the step's seconds and the number of copies of the placement in `work.devices`.
+
+    With a MemoryWorkspace it also notes who takes memory, and the last uses; with None, the time alone.
+    """
+    # Arrays are taken out of their tuples first: inside of the loops that would count references.
+    num_devices, dispatch = tables.num_devices, tables.dispatch_seconds
+    op_groups, op_seconds = tables.op_groups, tables.op_seconds
+    read_ends, read_groups, read_copies = tables.read_ends, tables.read_groups, tables.read_copies
+    read_storages, copy_bytes, copy_makers = tables.read_storages, tables.copy_bytes, tables.copy_makers
+    after_ends, after_ops = tables.after_ends, tables.after_ops
+    latency, bandwidth, channels = tables.latency_seconds, tables.bytes_per_second, tables.channels
+    devices, ends, arrivals, launched = work.devices, work.ends, work.arrivals, work.launched
+    free, busy = work.free, work.busy
+    if memory is not None:
+        made_bytes, touch_ends, touch_storages = tables.made_bytes, tables.touch_ends, tables.touch_storages
+        last_use, copy_last_use, taken, places = memory.last_use, memory.copy_last_use, memory.taken, memory.places
+    host, num_copies = 0.0, 0
+    free[:] = 0.0
+    busy[:] = 0.0
+    for position in range(len(order)):
+        n = order[position]
+        here = devices[op_groups[n]]
+        start = free[here]
+        if memory is not None:
+            bytes_here = made_bytes[n]
+            for touch in range(touch_ends[n], touch_ends[n + 1]):
+                last_use[touch_storages[touch]] = position
+        for read in range(read_ends[n], read_ends[n + 1]):
+            there = devices[read_groups[read]]
+            if there != here:
+                copy = read_copies[read]
+                place = copy * num_devices + here
+                arrival = arrivals[place]
+                if arrival < 0.0:
+                    host += dispatch
+                    maker = copy_makers[copy]
+                    begin = max(host, ends[maker]) if maker >= 0 else host
+                    link = there * num_devices + here
+                    channel = channels[link]
+                    begin = max(begin, busy[channel])
+                    arrival = begin + latency[link] + copy_bytes[copy] / bandwidth[link]
+                    arrivals[place] = arrival
+                    busy[channel] = arrival
+                    launched[num_copies] = place
+                    num_copies += 1
+                    if memory is not None:
+                        bytes_here += copy_bytes[copy]
+                        if read_storages[read] >= 0:
+                            last_use[read_storages[read]] = ~position
+                start = max(start, arrival)
+                if memory is not None:
+                    copy_last_use[place] = position
+            elif memory is not None:
+                if read_storages[read] >= 0:
+                    last_use[read_storages[read]] = position
+        for after in range(after_ends[n], after_ends[n + 1]):
+            start = max(start, ends[after_ops[after]])
+        host += dispatch
+        end = max(start, host) + op_seconds[n * num_devices + here]
+        ends[n] = end
+        free[here] = end
+        if memory is not None:
+            taken[position] = bytes_here
+            places[position] = here
+    return free.max(), num_copies
+
+
+@kernel
+def forget_copies(work: Workspace, num_copies: int) -> None:
+    """Makes the workspace ready for the next pass."""
+    for i in range(num_copies):
+        work.arrivals[work.launched[i]] = NEVER
+
+
+@kernel
+def peak_bytes(
+    tables: Tables, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
+) -> None:
+    """Writes the most bytes in use on each device into `peak` [devices], from what `run` noted.
+
+    `timeline` [ops, devices] gets the bytes in use at each launch, or is None.
+    """
+    num_devices, devices, used = tables.num_devices, work.devices, memory.used
+    storage_bytes, storage_groups = tables.storage_bytes, tables.storage_groups
+    resident_bytes, copy_bytes, launched = tables.resident_bytes, tables.copy_bytes, work.launched
+    last_use, copy_last_use, places = memory.last_use, memory.copy_last_use, memory.places
+    taken, given, crossing, next_crossing = memory.taken, memory.given, memory.crossing, memory.next_crossing
+    used[:] = 0
+    used[0] = tables.floating_bytes
+    for g in range(len(resident_bytes)):
+        used[devices[g]] += resident_bytes[g]
+    for storage in range(len(storage_bytes)):
+        position = last_use[storage]
+        if position >= 0:
+            given[position] += storage_bytes[storage]
+        else:
+            next_crossing[storage] = crossing[~position]
+            crossing[~position] = storage
+    for i in range(num_copies):
+        place = launched[i]
+        given[copy_last_use[place]] += copy_bytes[place // num_devices]
+    peak[:] = used
+    for position in range(len(places)):
+        here = places[position]
+        now = used[here] + taken[position]
+        if now > peak[here]:
+            peak[here] = now
+        if timeline is not None:
+            timeline[position] = used
+            timeline[position, here] = now
+        used[here] = now - given[position]
+        given[position] = 0
+        storage = crossing[position]
+        while storage >= 0:
+            used[devices[storage_groups[storage]]] -= storage_bytes[storage]
+            storage = next_crossing[storage]
+        crossing[position] = -1
+
+
+@kernel
+def run_batch(
+    tables: Tables, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
+) -> None:
+    """Writes the step's seconds [batch] and peak bytes [batch, devices] of placements [batch, groups].
+
+    `orders` has one row for each placement, or one for all. Without a MemoryWorkspace, the peaks are left as they are.
+    """
+    for row in range(len(placements)):
+        order = orders[row if len(orders) > 1 else 0]
+        for g in range(placements.shape[1]):
+            work.devices[g] = placements[row, g]
+        step_seconds[row], num_copies = run(tables, order, work, memory)
+        if memory is not None:
+            peak_bytes(tables, work, memory, num_copies, peaks[row], None)
+        forget_copies(work, num_copies)

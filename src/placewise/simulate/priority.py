@@ -1,0 +1,325 @@
+"""The priority order: the order in which an event-driven list schedule of a placement starts the ops.
+
+A copy starts as soon as its tensor is made and its channel is free; channels serve tensors in the order in which they are
+made, ties by number. A free device takes, of the ops whose inputs have arrived, the one with the longest remaining path,
+copies counted; ties go to the lowest index. Devices that start ops at one moment do so in their order.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints, Ragged
+from placewise.core.problem import Problem
+from placewise.simulate.kernels import NEVER, Workspace, forget_copies, kernel, peak_bytes, run
+from placewise.simulate.tables import Small, Tables, ends_of, tensor_groups, unique_reads
+
+
+class Dependencies(NamedTuple):
+    """Who waits for whom. A *value* is a tensor that some op waits for."""
+
+    value_groups: Small  # [values], the group that it is with
+    value_bytes: Ints  # [values]
+    reader_ends: Small  # [values + 1], value v has the readers reader_ends[v] .. reader_ends[v + 1]
+    readers: Small  # [waits], ops
+    output_ends: Small  # [ops + 1], op n makes the values output_ends[n] .. output_ends[n + 1] of `outputs`
+    outputs: Small  # values
+    residents: Small  # values that are there from the start
+    follower_ends: Small  # [ops + 1]
+    followers: Small  # ops that must stay behind an op
+    input_ends: Small  # [ops + 1]
+    input_values: Small  # values
+    input_makers: Small  # the op that makes it, or -1
+    pending: Small  # [ops], how many values and ops each op waits for
+
+
+class PriorityWorkspace(NamedTuple):
+    """What a list schedule writes on; `arrivals` holds NEVER between schedules."""
+
+    order: Small  # [ops], the result
+    path: Floats  # [ops], the longest remaining path
+    arrived: Floats  # [ops], when the last input arrived
+    pending: Small  # [ops]
+    arrivals: Floats  # [values * devices]
+    launched: Small  # [values * devices]
+    ready: Small  # [ops], a heap for each device, by path
+    later: Small  # [ops], a heap for each device, by arrival
+    heap_starts: Small  # [devices + 1]
+    num_ready: Small  # [devices]
+    num_later: Small  # [devices]
+    running: Small  # [devices], an op or -1
+    run_end: Floats  # [devices]
+    busy: Floats  # [channels]
+
+
+def build_dependencies(problem: Problem) -> Dependencies:
+    """Returns who waits for whom."""
+    graph, ops = problem.graph, problem.graph.ops
+    groups = tensor_groups(problem)
+    reading, read = unique_reads(ops.reads)
+    waits = (graph.producer[read] >= 0) | (groups[read] != problem.op_groups[reading])
+    reading, read = reading[waits], read[waits]
+    tensors, values = np.unique(read, return_inverse=True)
+    makers = graph.producer[tensors]
+    by_reader = Ragged.grouped(values, reading, len(tensors))
+    made = np.flatnonzero(makers >= 0)
+    outputs = made[np.argsort(makers[made], kind="stable")]
+    after = ops.after
+    followers = Ragged.grouped(after.values, after.rows, len(ops))
+    pending = np.bincount(reading, minlength=len(ops)) + np.diff(after.offsets)
+    return Dependencies(
+        value_groups=groups[tensors].astype(np.int32),
+        value_bytes=graph.tensors.nbytes[tensors],
+        reader_ends=by_reader.offsets.astype(np.int32),
+        readers=by_reader.values.astype(np.int32),
+        output_ends=ends_of(makers[outputs], len(ops)),
+        outputs=outputs.astype(np.int32),
+        residents=np.flatnonzero(makers < 0).astype(np.int32),
+        follower_ends=followers.offsets.astype(np.int32),
+        followers=followers.values.astype(np.int32),
+        input_ends=ends_of(reading, len(ops)),
+        input_values=values.astype(np.int32),
+        input_makers=makers[values].astype(np.int32),
+        pending=pending.astype(np.int32),
+    )
+
+
+@kernel
+def new_priority_workspace(tables: Tables, waits: Dependencies) -> PriorityWorkspace:
+    """Returns a workspace for list schedules."""
+    num_ops, num_devices = len(tables.op_groups), tables.num_devices
+    places = len(waits.value_bytes) * num_devices
+    return PriorityWorkspace(
+        np.zeros(num_ops, np.int32),
+        np.zeros(num_ops, np.float64),
+        np.zeros(num_ops, np.float64),
+        np.zeros(num_ops, np.int32),
+        np.full(places, NEVER, np.float64),
+        np.zeros(places, np.int32),
+        np.zeros(num_ops, np.int32),
+        np.zeros(num_ops, np.int32),
+        np.zeros(num_devices + 1, np.int32),
+        np.zeros(num_devices, np.int32),
+        np.zeros(num_devices, np.int32),
+        np.zeros(num_devices, np.int32),
+        np.zeros(num_devices, np.float64),
+        np.zeros(tables.num_channels, np.float64),
+    )
+
+
+@kernel
+def remaining_paths(tables: Tables, waits: Dependencies, devices: Any, path: Floats) -> None:
+    """Writes the longest path from each op's start to the end of the step, copies counted: [ops]."""
+    num_devices, op_groups, op_seconds = tables.num_devices, tables.op_groups, tables.op_seconds
+    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    input_ends, input_values, input_makers = waits.input_ends, waits.input_values, waits.input_makers
+    value_groups, value_bytes = waits.value_groups, waits.value_bytes
+    follower_ends, followers = waits.follower_ends, waits.followers
+    path[:] = 0.0
+    for n in range(len(op_groups) - 1, -1, -1):
+        here = devices[op_groups[n]]
+        length = path[n]
+        for follower in range(follower_ends[n], follower_ends[n + 1]):
+            length = max(length, path[followers[follower]])
+        length += op_seconds[n * num_devices + here]
+        path[n] = length
+        for wait in range(input_ends[n], input_ends[n + 1]):
+            maker = input_makers[wait]
+            if maker >= 0:
+                value = input_values[wait]
+                there = devices[value_groups[value]]
+                way = length
+                if there != here:
+                    link = there * num_devices + here
+                    way += latency[link] + value_bytes[value] / bandwidth[link]
+                path[maker] = max(path[maker], way)
+
+
+@kernel
+def _is_before(keys: Floats, a: int, b: int) -> bool:
+    return keys[a] < keys[b] or (keys[a] == keys[b] and a < b)
+
+
+@kernel
+def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
+    """Adds an op to the heap of `count` ops that begins at `first`, smallest key on top."""
+    i = count
+    while i > 0:
+        parent = (i - 1) >> 1
+        other = heap[first + parent]
+        if not _is_before(keys, op, other):
+            break
+        heap[first + i] = other
+        i = parent
+    heap[first + i] = op
+
+
+@kernel
+def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
+    """Takes the op with the smallest key off a heap of `count` ops."""
+    top = heap[first]
+    last = heap[first + count - 1]
+    i, size = 0, count - 1
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and _is_before(keys, heap[first + child + 1], heap[first + child]):
+            child += 1
+        if not _is_before(keys, heap[first + child], last):
+            break
+        heap[first + i] = heap[first + child]
+        i = child
+    heap[first + i] = last
+    return top
+
+
+@kernel
+def _queue(
+    n: int, here: int, now: float, arrived: Floats, urgency: Floats, heap_starts: Small,
+    ready: Small, num_ready: Small, later: Small, num_later: Small,
+) -> None:  # fmt: skip
+    """Puts an op that waits for nothing more into the heap of those that can start, or of those that can start later."""
+    if arrived[n] <= now:
+        _push(ready, heap_starts[here], num_ready[here], urgency, n)
+        num_ready[here] += 1
+    else:
+        _push(later, heap_starts[here], num_later[here], arrived, n)
+        num_later[here] += 1
+
+
+@kernel
+def priority_order(tables: Tables, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
+    """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
+    num_devices, num_ops = tables.num_devices, len(tables.op_groups)
+    op_groups, op_seconds, channels = tables.op_groups, tables.op_seconds, tables.channels
+    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    value_groups, value_bytes = waits.value_groups, waits.value_bytes
+    reader_ends, readers, output_ends, outputs = waits.reader_ends, waits.readers, waits.output_ends, waits.outputs
+    follower_ends, followers, residents = waits.follower_ends, waits.followers, waits.residents
+    devices, order, urgency, arrived = work.devices, schedule.order, schedule.path, schedule.arrived
+    pending, arrivals, launched = schedule.pending, schedule.arrivals, schedule.launched
+    ready, later, heap_starts = schedule.ready, schedule.later, schedule.heap_starts
+    num_ready, num_later = schedule.num_ready, schedule.num_later
+    running, run_end, busy = schedule.running, schedule.run_end, schedule.busy
+
+    remaining_paths(tables, waits, devices, urgency)
+    heap_starts[:] = 0
+    for n in range(num_ops):
+        urgency[n] = -urgency[n]  # the longest path on top of a heap
+        arrived[n] = 0.0
+        pending[n] = waits.pending[n]
+        heap_starts[devices[op_groups[n]] + 1] += 1
+    for device in range(num_devices):
+        heap_starts[device + 1] += heap_starts[device]
+        num_ready[device], num_later[device], running[device] = 0, 0, -1
+    busy[:] = 0.0
+    for n in range(num_ops):
+        if pending[n] == 0:
+            here = devices[op_groups[n]]
+            _queue(n, here, 0.0, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+
+    now, started, num_copies, num_values, finished = 0.0, 0, 0, len(residents), -1
+    while True:
+        # 1. Values that are made now go to their readers: first the resident ones, then those of each op that ends.
+        for entry in range(num_values):
+            value = residents[entry] if finished < 0 else outputs[output_ends[finished] + entry]
+            there = devices[value_groups[value]]
+            for wait in range(reader_ends[value], reader_ends[value + 1]):
+                n = readers[wait]
+                here = devices[op_groups[n]]
+                if here != there:
+                    place = value * num_devices + here
+                    arrival = arrivals[place]
+                    if arrival < 0.0:
+                        link = there * num_devices + here
+                        begin = max(now, busy[channels[link]])
+                        arrival = begin + latency[link] + value_bytes[value] / bandwidth[link]
+                        arrivals[place] = arrival
+                        busy[channels[link]] = arrival
+                        launched[num_copies] = place
+                        num_copies += 1
+                    arrived[n] = max(arrived[n], arrival)
+                pending[n] -= 1
+                if pending[n] == 0:
+                    _queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+        if finished >= 0:
+            for follower in range(follower_ends[finished], follower_ends[finished + 1]):
+                n = followers[follower]
+                pending[n] -= 1
+                if pending[n] == 0:
+                    here = devices[op_groups[n]]
+                    _queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+        # 2. Another op that ends at this moment is first.
+        finished, num_values = -1, 0
+        for device in range(num_devices):
+            if running[device] >= 0 and run_end[device] <= now:
+                finished = running[device]
+                running[device] = -1
+                num_values = output_ends[finished + 1] - output_ends[finished]
+                break
+        if finished >= 0:
+            continue
+        # 3. Free devices start the most urgent op, and time goes on to the next end or arrival.
+        upcoming = np.inf
+        for device in range(num_devices):
+            if running[device] < 0:
+                first = heap_starts[device]
+                while num_later[device] > 0 and arrived[later[first]] <= now:
+                    n = _pop(later, first, num_later[device], arrived)
+                    num_later[device] -= 1
+                    _push(ready, first, num_ready[device], urgency, n)
+                    num_ready[device] += 1
+                if num_ready[device] > 0:
+                    n = _pop(ready, first, num_ready[device], urgency)
+                    num_ready[device] -= 1
+                    order[started] = n
+                    started += 1
+                    running[device] = n
+                    run_end[device] = now + op_seconds[n * num_devices + device]
+                elif num_later[device] > 0:
+                    upcoming = min(upcoming, arrived[later[first]])
+            if running[device] >= 0:
+                upcoming = min(upcoming, run_end[device])
+        if started == num_ops:
+            break
+        now = upcoming
+    for i in range(num_copies):
+        arrivals[launched[i]] = NEVER
+
+
+@kernel
+def run_priority_batch(
+    tables: Tables, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
+    schedule: PriorityWorkspace, step_seconds: Floats, peaks: Ints, orders: Any,
+) -> None:  # fmt: skip
+    """Writes the step's seconds and peak bytes of placements in their priority order, or in program order where that is better.
+
+    Better is what fits, then what is faster; ties go to the program order. `orders` [batch, ops] gets the order that
+    counts, or is None.
+    """
+    other_peak = np.zeros(tables.num_devices, np.int64)
+    for row in range(len(placements)):
+        for g in range(placements.shape[1]):
+            work.devices[g] = placements[row, g]
+        program_seconds, num_copies = run(tables, program, work, None)
+        forget_copies(work, num_copies)
+        priority_order(tables, waits, work, schedule)
+        seconds, num_copies = run(tables, schedule.order, work, memory)
+        if memory is not None:
+            peak_bytes(tables, work, memory, num_copies, peaks[row], None)
+        forget_copies(work, num_copies)
+        keeps_program = program_seconds <= seconds
+        if memory is not None:
+            if keeps_program or (peaks[row] > tables.memory_bytes).any():
+                _, num_copies = run(tables, program, work, memory)
+                peak_bytes(tables, work, memory, num_copies, other_peak, None)
+                forget_copies(work, num_copies)
+                fits, other_fits = (peaks[row] <= tables.memory_bytes).all(), (other_peak <= tables.memory_bytes).all()
+                if fits != other_fits:
+                    keeps_program = other_fits
+                if keeps_program:
+                    peaks[row] = other_peak
+        step_seconds[row] = program_seconds if keeps_program else seconds
+        if orders is not None:
+            orders[row] = program if keeps_program else schedule.order

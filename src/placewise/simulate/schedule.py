@@ -1,0 +1,111 @@
+"""The whole timeline of one placement, and why it is as long as it is."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.problem import Problem
+from placewise.simulate.explain import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKER, WAITS, Timeline
+
+
+class Link(NamedTuple):
+    """One piece of the critical path: an op or a copy that ran, or the host that had to launch it first."""
+
+    kind: Literal["op", "copy", "host"]
+    number: int  # the op, the copy, or -1
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """What a placement makes of a problem, launched in an order."""
+
+    problem: Problem
+    placement: Ints  # [groups]
+    order: Ints  # [ops]
+    timeline: Timeline
+    copied_tensors: Ints  # the graph's tensor for each number of a copied tensor
+    memory: Ints  # [ops, devices], bytes in use at each launch
+    peak_bytes: Ints  # [devices]
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the step takes."""
+        return float(self.timeline.end.max(initial=0.0))
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device needs more memory than it has."""
+        return bool((self.peak_bytes <= self.problem.cluster.memory_bytes).all())
+
+    @cached_property
+    def devices(self) -> Ints:
+        """Each op's device: [ops]."""
+        return self.placement[self.problem.op_groups]
+
+    @property
+    def copy_tensors(self) -> Ints:
+        """Each copy's tensor: [copies]."""
+        return self.copied_tensors[self.timeline.copy_tensor]
+
+    @cached_property
+    def waiting_seconds(self) -> Floats:
+        """How long each op's device stood still before it: [ops]."""
+        waiting = np.array(self.timeline.start)
+        for device in range(self.problem.num_devices):
+            ops = self.order[self.devices[self.order] == device]
+            waiting[ops[1:]] -= self.timeline.end[ops[:-1]]
+        return waiting
+
+    @cached_property
+    def busy_seconds(self) -> Floats:
+        """How long each device runs ops: [devices]."""
+        seconds = self.problem.op_seconds[np.arange(self.problem.num_ops), self.devices]
+        return np.bincount(self.devices, weights=seconds, minlength=self.problem.num_devices).astype(np.float64)
+
+    @property
+    def idle_seconds(self) -> Floats:
+        """How long each device stands still during the step: [devices]."""
+        return self.step_seconds - self.busy_seconds
+
+    @cached_property
+    def copy_seconds(self) -> Floats:
+        """How long copies from one device to another are under way, added up: [devices, devices]."""
+        t = self.timeline
+        total = np.zeros((self.problem.num_devices, self.problem.num_devices))
+        np.add.at(total, (t.copy_source, t.copy_target), t.copy_end - t.copy_start)
+        return total
+
+    def wait(self, op: int) -> tuple[str, int]:
+        """Returns what an op waited for last: a word of WAITS, and the op or the copy that it was, or -1."""
+        return WAITS[self.timeline.wait[op]], int(self.timeline.wait_for[op])
+
+    @cached_property
+    def critical_path(self) -> tuple[Link, ...]:
+        """The chain of ops, copies and launches that makes the step as long as it is, first to last."""
+        t = self.timeline
+        if not len(t.end):
+            return ()
+        links = [self._op(int(t.end.argmax()))]
+        while True:
+            link = links[-1]
+            waits, waits_for = (t.wait, t.wait_for) if link.kind == "op" else (t.copy_wait, t.copy_wait_for)
+            why, what = int(waits[link.number]), int(waits_for[link.number])
+            if why in (DEVICE, AFTER, MAKER):
+                links.append(self._op(what))
+            elif why in (COPY, CHANNEL):
+                links.append(self._copy(what))
+            else:
+                if why == HOST:
+                    links.append(Link("host", -1, 0.0, link.start))
+                return tuple(reversed(links))
+
+    def _op(self, n: int) -> Link:
+        return Link("op", n, float(self.timeline.start[n]), float(self.timeline.end[n]))
+
+    def _copy(self, c: int) -> Link:
+        return Link("copy", c, float(self.timeline.copy_start[c]), float(self.timeline.copy_end[c]))

@@ -1,0 +1,155 @@
+"""Judges placements by simulating them: an Evaluator."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Evaluation
+from placewise.core.errors import ProblemError
+from placewise.core.problem import Problem
+from placewise.simulate import kernels, priority
+from placewise.simulate.explain import explain
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.tables import Small, Tables, build_tables, copied_tensors
+
+ORDERS = ("priority", "program")
+
+
+class Measurement(NamedTuple):
+    """What a batch of placements makes."""
+
+    step_seconds: Floats  # [batch]
+    peak_bytes: Ints  # [batch, devices]
+    orders: Small | None  # [batch, ops], the orders that count, where they were asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """Simulates placements of one problem, on all cores; results do not depend on the number of threads.
+
+    `order` is the launch order where a call does not give one: "program" as captured, or "priority" (the default) as a
+    list schedule of the placement starts the ops; where the program order is better, that one counts.
+    """
+
+    problem: Problem
+    order: str = "priority"
+    threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    _idle: list[Any] = field(default_factory=list, repr=False)  # workspaces that no thread uses
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ProblemError(f"order must be one of {', '.join(ORDERS)}, it is {self.order!r}")
+
+    def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
+        """Returns the evaluation of a batch; a placement that does not fit costs more than the worst that could run."""
+        seconds, peaks, _ = self.measure(placements, orders)
+        overflow = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
+        total = float(self.problem.cluster.memory_bytes.sum())
+        cost = np.where(overflow > 0, self.failing_seconds * (1.0 + overflow / max(total, 1.0)), seconds)
+        return Evaluation(cost, seconds, overflow)
+
+    def measure(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Measurement:
+        """Returns the step time and the peak memory of placements [batch, groups], in given orders [batch, ops] or its own."""
+        placements = np.ascontiguousarray(self.problem.check_placements(placements))
+        batch = len(placements)
+        seconds, peaks = np.zeros(batch), np.zeros((batch, self.problem.num_devices), np.int64)
+        kept = np.zeros((batch, self.problem.num_ops), np.int32) if keep_orders else None
+        if orders is not None:
+            for order in (orders := np.asarray(orders)):
+                self.problem.check_order(order)
+            if len(orders) not in (1, batch):
+                raise ProblemError(f"there are {len(orders)} orders for {batch} placements")
+        given = None if orders is None else np.ascontiguousarray(orders, np.int32)
+
+        def part(first: int, last: int) -> None:
+            rows = slice(first, last)
+            self._run(placements[rows], given if given is None or len(given) == 1 else given[rows], seconds[rows],
+                      peaks[rows], None if kept is None else kept[rows])  # fmt: skip
+
+        self._in_parts(batch, part)
+        return Measurement(seconds, peaks, kept)
+
+    def schedule(self, placement: Ints, order: Ints | None = None) -> Schedule:
+        """Returns the whole timeline of one placement [groups], in a given order [ops] or in the one that counts."""
+        rows = np.asarray(placement)[None]
+        measured = self.measure(rows, None if order is None else np.asarray(order)[None], keep_orders=True)
+        assert measured.orders is not None
+        launch, workspace = measured.orders[0], self._workspace()
+        workspace.times.devices[:] = rows[0]
+        timeline = explain(self.tables, launch, workspace.times)
+        memory = np.zeros((self.problem.num_ops, self.problem.num_devices), np.int64)
+        peak = np.zeros(self.problem.num_devices, np.int64)
+        _, num_copies = kernels.run(self.tables, launch, workspace.times, workspace.memory)
+        kernels.peak_bytes(self.tables, workspace.times, workspace.memory, num_copies, peak, memory)
+        kernels.forget_copies(workspace.times, num_copies)
+        self._idle.append(workspace)
+        return Schedule(self.problem, rows[0], launch.astype(np.int64), timeline, copied_tensors(self.problem), memory, peak)
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The problem as the kernels walk over it."""
+        return build_tables(self.problem)
+
+    @cached_property
+    def failing_seconds(self) -> float:
+        """What a placement costs that just does not fit: all ops one after the other, each on its slowest device."""
+        return float(self.problem.op_seconds.max(axis=1, initial=0.0).sum())
+
+    @cached_property
+    def _dependencies(self) -> priority.Dependencies:
+        return priority.build_dependencies(self.problem)
+
+    @cached_property
+    def _program(self) -> Small:
+        return np.arange(self.problem.num_ops, dtype=np.int32)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.threads, thread_name_prefix="simulate")
+
+    def _run(self, placements: Ints, orders: Small | None, seconds: Floats, peaks: Ints, kept: Small | None) -> None:
+        """Simulates some rows on this thread, into the given arrays."""
+        workspace = self._workspace()
+        if orders is None and self.order == "priority":
+            priority.run_priority_batch(
+                self.tables, self._dependencies, placements, self._program, workspace.times, workspace.memory,
+                workspace.priority, seconds, peaks, kept,
+            )  # fmt: skip
+        else:
+            orders = self._program[None] if orders is None else orders
+            kernels.run_batch(self.tables, placements, orders, workspace.times, workspace.memory, seconds, peaks)
+            if kept is not None:
+                kept[:] = orders
+        self._idle.append(workspace)
+
+    def _in_parts(self, batch: int, part: Callable[[int, int], None]) -> None:
+        """Calls `part` for all rows, cut into one piece for each thread."""
+        if self.threads == 1 or batch == 1:
+            part(0, batch)
+            return
+        bounds = np.linspace(0, batch, min(self.threads, batch) + 1).astype(int).tolist()
+        self.tables, self._dependencies  # noqa: B018  made once, not by every thread
+        list(self._pool.map(part, bounds[:-1], bounds[1:]))
+
+    def _workspace(self) -> "_Workspaces":
+        try:
+            return self._idle.pop()
+        except IndexError:
+            tables = self.tables
+            return _Workspaces(
+                kernels.new_workspace(tables, self.problem.num_groups),
+                kernels.new_memory_workspace(tables),
+                priority.new_priority_workspace(tables, self._dependencies) if self.order == "priority" else None,
+            )
+
+
+class _Workspaces(NamedTuple):
+    times: kernels.Workspace
+    memory: kernels.MemoryWorkspace
+    priority: priority.PriorityWorkspace | None
