@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import io
 import json
 import os
 import sys
@@ -20,21 +21,23 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 2 wrong input, 3 nothing fits."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
     try:
         options.run(options)
         sys.stdout.flush()
         return 0
     except InputError as problem:
-        print(f"placewise: {problem}", file=sys.stderr)
+        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
         return 2
     except NothingFits as problem:
-        print(f"placewise: {problem}", file=sys.stderr)
+        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         print("placewise: stopped", file=sys.stderr)
@@ -42,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _one_line(message: object) -> str:
+    """Returns a message that stays one line whatever names it holds."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,11 +81,22 @@ def _check_writable(path: str | None) -> None:
     """Refuses an output file that can't be written before any work is done."""
     if path is None:
         return
+    from placewise.core.files import is_special
+
     folder = Path(path).absolute().parent
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path}: can't be written: it is a folder")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InputError(f"{path}: can't be written: there is no folder {folder} to write to")
+    if not os.path.isdir(folder):
+        raise InputError(f"{path}: can't be written: there is no folder {folder}")
+    if not os.access(path if is_special(path) else folder, os.W_OK):
+        raise InputError(f"{path}: can't be written: you may not write to {folder}")
+
+
+def _count(text: str) -> int:
+    """Returns a whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, it is {text!r}")
+    return int(text)
 
 
 # --- models ---
@@ -113,7 +132,7 @@ def _clusters(options: argparse.Namespace) -> None:
     from placewise.core.presets import preset, preset_names
     from placewise.report.tables import table
 
-    if options.name:
+    if options.name is not None:
         cluster = preset(options.name)
         _print_json(_cluster_json(cluster)) if options.json else print(format_cluster(cluster), end="")
         return
@@ -162,7 +181,7 @@ def _add_info(commands: Any) -> None:
     parser = _command(commands, "info", _info, "say what a graph is like: ops, flops, bytes, parallelism")
     parser.add_argument("model", metavar="GRAPH", help=MODEL_HELP)
     parser.add_argument("--cluster", metavar="C", help=f"{CLUSTER_HELP}: take its times, and show each device's")
-    parser.add_argument("--kinds", type=int, default=12, metavar="N", help="how many kinds of op to list (default 12)")
+    parser.add_argument("--kinds", type=_count, default=12, metavar="N", help="how many kinds of op to list (default 12)")
 
 
 def _info(options: argparse.Namespace) -> None:
@@ -172,10 +191,10 @@ def _info(options: argparse.Namespace) -> None:
     from placewise.core.problem import Problem
     from placewise.core.statistics import describe
 
-    cluster = Cluster.load(options.cluster) if options.cluster else None
+    cluster = None if options.cluster is None else Cluster.load(options.cluster)
     graph = load_graph(options.model)
     problem = Problem.of(graph, cluster) if cluster else None
-    facts = describe(graph, nominal_seconds(graph) if problem is None else problem.op_seconds.min(axis=1))
+    facts = describe(graph, nominal_seconds(graph) if problem is None else problem.fastest_seconds)
     by_device = {}
     if problem is not None:
         by_device = dict(zip(problem.cluster.device_names, problem.op_seconds.sum(axis=0).tolist(), strict=True))

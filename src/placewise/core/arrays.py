@@ -12,6 +12,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
+MAX_NUMBER = 1e300  # of a file or a graph: sums of many such numbers are still finite
+
 
 def frozen(values: Any, dtype: Any) -> NDArray[Any]:
     """Returns the values as an array that can't be written; an array that already is one is not copied."""

@@ -1,8 +1,8 @@
 """The machine: devices, and the links between them."""
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -56,7 +56,7 @@ class Cluster:
 
         if name in PRESETS:
             return preset(name)
-        if not Path(name).exists():
+        if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ClusterError(f"{name}: is neither a file nor a preset; the presets are {', '.join(PRESETS)}")
         return read_cluster(name)
 

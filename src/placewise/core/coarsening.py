@@ -26,13 +26,15 @@ def coarsen(work: Floats, position: Ints, source: Ints, target: Ints, nbytes: Fl
     cap = BALANCE * float(work.sum()) / num_groups
     forward = position[source] < position[target]
     source, target, nbytes = source[forward], target[forward], nbytes[forward]
+    stalled = 0
     for parity in cycle((0, 1)):
         if int(merged.max(initial=-1)) + 1 <= num_groups:
             break
         coarse = _quotient(merged, work, source, target, nbytes)
         joined = _contract_edges(*coarse, cap, num_groups, parity)
-        if int(joined.max()) + 1 > 0.98 * len(joined) and parity:
-            joined = _join_neighbours(*coarse[:3], num_groups)
+        stalled = stalled + 1 if int(joined.max()) + 1 > 0.98 * len(joined) else 0
+        if stalled == 2:  # neither parity has edges left to contract
+            joined, stalled = _join_neighbours(*coarse[:3], num_groups), 0
         merged = joined[merged]
     return numbered(merged)
 

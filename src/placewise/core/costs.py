@@ -16,7 +16,8 @@ def op_seconds(graph: Graph, cluster: Cluster) -> Floats:
     ops = graph.ops
     seconds = np.empty((len(ops), cluster.num_devices))
     for d, device in enumerate(cluster.devices):
-        work = np.maximum(ops.flops / device.flops, ops.bytes_moved / device.bytes_per_second)
+        with np.errstate(over="ignore"):  # infinite: a problem refuses it
+            work = np.maximum(ops.flops / device.flops, ops.bytes_moved / device.bytes_per_second)
         seconds[:, d] = np.where(work > 0, work + device.overhead_seconds, 0.0)
         for key in (device.kind, device.name):  # the later one counts
             if key in ops.seconds:

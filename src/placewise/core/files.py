@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from placewise.core.arrays import MAX_NUMBER
 from placewise.core.errors import InputError
 
 MAX_INT = 2**63 - 1
@@ -48,23 +49,34 @@ def one_line(problem: BaseException) -> str:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Writes the file whole: whoever reads it meanwhile sees the old one or the new one, never a part."""
-    path = Path(path)
+    """Writes the file whole: whoever reads it meanwhile sees the old one or the new one, never a part.
+
+    A link stays a link to the new file, and a device (/dev/null) stays what it is.
+    """
+    target = Path(os.path.realpath(path))
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        if is_special(path):
+            Path(path).write_bytes(data)
+            return
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as problem:
         raise InputError(f"{path}: can't be written: {problem.strerror}") from None
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
         os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as problem:
         Path(temporary).unlink(missing_ok=True)
         raise InputError(f"{path}: can't be written: {problem.strerror}") from None
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def is_special(path: str | Path) -> bool:
+    """Returns whether this is a device, a pipe or a folder, which no file can take the place of."""
+    return os.path.exists(path) and not os.path.isfile(path)
 
 
 def _umask() -> int:
@@ -123,10 +135,10 @@ class Table:
     def number(self, name: str, default: Any = ..., *, above_zero: bool = False) -> float:
         """Returns a field that is a finite number, not negative."""
         value = self.get(name, default)
-        if type(value) not in (int, float) or not (0 < value < 1e300 or (value == 0 and not above_zero)):
+        if type(value) not in (int, float) or not (0 < value < MAX_NUMBER or (value == 0 and not above_zero)):
             rule = "above 0" if above_zero else "at least 0"
             raise self.wrong(f"{name} must be a finite number {rule}, it is {describe(value)}")
-        return float(value)
+        return float(value) or 0.0  # never -0.0
 
     def rows(self, name: str, default: Any = ...) -> list[Any]:
         """Returns a field that is a list."""
@@ -153,6 +165,10 @@ class Table:
 
 def describe(value: Any) -> str:
     """Returns a value as an error shows it: short, and in the words of JSON."""
-    words = {type(None): "null", bool: str(value).lower(), list: "a list", dict: "a table"}
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) > MAX_INT:
+        return f"a whole number of {value.bit_length()} bits"  # Python refuses to write out very long ones
+    words = {type(None): "null", list: "a list", dict: "a table"}
     text = words.get(type(value)) or repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.core.arrays import Floats, Ints, Ragged, frozen
+from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError
 
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
@@ -57,8 +57,9 @@ class Ops:
         for name, dtype in (("phases", np.int64), ("groups", np.int64), ("micro_batches", np.int64)):
             object.__setattr__(self, name, frozen(getattr(self, name), dtype))
         for name in ("flops", "bytes_moved"):
-            object.__setattr__(self, name, frozen(getattr(self, name), np.float64))
-        object.__setattr__(self, "seconds", {k: frozen(v, np.float64) for k, v in sorted(self.seconds.items())})
+            object.__setattr__(self, name, _plain(getattr(self, name)))
+        given = {key: _plain(self.seconds[key]) for key in sorted(self.seconds)}
+        object.__setattr__(self, "seconds", {key: times for key, times in given.items() if not np.isnan(times).all()})
 
     def __len__(self) -> int:
         return len(self.names)
@@ -111,7 +112,9 @@ class Graph:
         """Every (writing op, reading op, tensor), by reading op: three columns of [edges]."""
         tensors = self.ops.reads.values
         made = self.producer[tensors] >= 0
-        return self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
+        columns = self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
+        writers, readers, tensors = (frozen(column, np.int64) for column in columns)
+        return writers, readers, tensors
 
     @cached_property
     def digest(self) -> str:
@@ -131,6 +134,11 @@ def digest_of(words: object, *columns: NDArray[np.int64] | NDArray[np.float64]) 
         sha.update(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
         sha.update(b"|")
     return sha.hexdigest()
+
+
+def _plain(values: Floats) -> Floats:
+    """Returns a column in which equal numbers are equal bytes: no -0.0, and NaN of one kind."""
+    return frozen(np.where(np.isnan(values), np.nan, np.asarray(values, np.float64) + 0.0), np.float64)
 
 
 def _storage(alias_of: Ints) -> Ints:
@@ -180,12 +188,17 @@ def _check_columns(graph: Graph) -> None:
         column = getattr(o, name)
         if (n := _first((column < 0) | (column >= limit))) is not None:
             _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, it is {column[n]}")
+    rule = f"must be finite (below {MAX_NUMBER:g}) and not negative"
     for name, floats in {"flops": o.flops, "nbytes_moved": o.bytes_moved}.items():
-        if (n := _first(~(np.isfinite(floats) & (floats >= 0)))) is not None:
-            _refuse(_op(graph, n), f"{name} must be finite and not negative, it is {floats[n]}")
+        if (n := _first(~((floats >= 0) & (floats < MAX_NUMBER)))) is not None:
+            _refuse(_op(graph, n), f"{name} {rule}, it is {floats[n]}")
     for key, floats in o.seconds.items():
-        if (n := _first((floats < 0) | np.isinf(floats))) is not None:
-            _refuse(_op(graph, n), f"seconds[{key!r}] must be finite and not negative, it is {floats[n]}")
+        if (n := _first((floats < 0) | (floats >= MAX_NUMBER))) is not None:
+            _refuse(_op(graph, n), f"seconds[{key!r}] {rule}, it is {floats[n]}")
+    if (n := _first(o.micro_batches < -1)) is not None:
+        _refuse(_op(graph, n), f"micro_batch must be at least 0, it is {o.micro_batches[n]}")
+    if () in o.devices:
+        _refuse(_op(graph, o.devices.index(())), "devices must name at least one kind of device")
     for name, ragged, limit in (("reads", o.reads, len(t)), ("writes", o.writes, len(t)), ("after", o.after, len(o))):
         if (i := _first((ragged.values < 0) | (ragged.values >= limit))) is not None:
             what = "op" if name == "after" else "tensor"
@@ -231,8 +244,9 @@ def _check_storages(graph: Graph) -> None:
     o, t, root = graph.ops, graph.tensors, graph.storage
     if (i := _first((graph.producer >= 0) & (t.home >= 0))) is not None:
         _refuse(_tensor(graph, i), f"has a home, but op {graph.producer[i]} writes it: only resident tensors have one")
-    if (i := _first(graph.producer < graph.producer[root])) is not None:
-        _refuse(_tensor(graph, i), f"shares the memory of tensor {root[i]}, which is made later")
+    owner = np.where(t.alias_of >= 0, t.alias_of, root)
+    if (i := _first(graph.producer < graph.producer[owner])) is not None:
+        _refuse(_tensor(graph, i), f"shares the memory of tensor {owner[i]}, which is made later")
     group = np.where(graph.producer >= 0, np.append(o.groups, -1)[graph.producer], t.home)  # of each tensor's maker
     made = graph.producer >= 0
     if (i := _first(made & (root != np.arange(len(t))) & (group != group[root]))) is not None:

@@ -23,6 +23,7 @@ from placewise.core.sets import merge_sets, numbered, sums
 
 COLOCATED = "colocated"
 GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N")
+_NUMBER = re.compile("[1-9][0-9]{0,8}")
 _SUFFIX = re.compile(r"(\.(backward|update))?(_\d+)?$")
 
 
@@ -30,7 +31,7 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
     """Returns the merged group of each of the graph's groups, numbered in their order: [the graph's groups]."""
     name, _, number = grouping.partition(":")
     takes_number = name in ("name-prefix", "coarse")
-    if grouping not in GROUPINGS[:2] + GROUPINGS[3:5] and not (takes_number and number.isdecimal() and int(number) > 0):
+    if grouping not in GROUPINGS[:2] + GROUPINGS[3:5] and not (takes_number and _NUMBER.fullmatch(number)):
         raise ProblemError(f"grouping {grouping!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)")
     if name == COLOCATED:
         return np.arange(graph.num_groups)

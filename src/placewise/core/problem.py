@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from placewise.core.arrays import Bools, Floats, Ints, frozen
+from placewise.core.arrays import MAX_NUMBER, Bools, Floats, Ints, frozen
 from placewise.core.cluster import Cluster
 from placewise.core.costs import op_seconds
 from placewise.core.errors import ProblemError
@@ -32,13 +32,19 @@ class Problem:
         object.__setattr__(self, "merged", frozen(self.merged, np.int64))
         object.__setattr__(self, "op_seconds", frozen(self.op_seconds, np.float64))
         object.__setattr__(self, "allowed", frozen(self.allowed, np.bool_))
+        what = f"graph {self.graph.name!r} on cluster {self.cluster.name!r}"
+        endless = np.argwhere(self.op_seconds >= MAX_NUMBER)
+        if len(endless):
+            op, device = endless[0]
+            place = self.cluster.device_names[device]
+            raise ProblemError(f"{what}: ops[{op}] {self.graph.ops.names[op]!r} would never end on {place!r}")
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             op = int(np.flatnonzero(self.op_groups == stuck[0])[0])
             kinds = sorted({device.kind for device in self.cluster.devices})
             raise ProblemError(
-                f"graph {self.graph.name!r} on cluster {self.cluster.name!r}: no device can run the group of "
-                f"ops[{op}] {self.graph.ops.names[op]!r}; the cluster's kinds of device are {', '.join(kinds)}"
+                f"{what}: no device can run the group of ops[{op}] {self.graph.ops.names[op]!r}; "
+                f"the cluster's kinds of device are {', '.join(kinds)}"
             )
 
     @classmethod
@@ -73,6 +79,11 @@ class Problem:
         return frozen(self.merged[self.graph.ops.groups], np.int64)
 
     @cached_property
+    def fastest_seconds(self) -> Floats:
+        """Each op's time on the fastest device that its group can run on: [ops]."""
+        return frozen(np.where(self.allowed[self.op_groups], self.op_seconds, np.inf).min(axis=1), np.float64)
+
+    @cached_property
     def digest(self) -> str:
         """A SHA-256 over the graph, the cluster and the grouping."""
         return digest_of([self.graph.digest, self.cluster.digest], self.merged, self.op_seconds)
@@ -100,7 +111,8 @@ class Problem:
     def check_order(self, order: Ints) -> Ints:
         """Returns the order if it launches every op once, behind those that it needs: [ops]."""
         order = np.asarray(order)
-        if order.shape != (self.num_ops,) or not np.array_equal(np.sort(order), np.arange(self.num_ops)):
+        whole = order.shape == (self.num_ops,) and order.dtype.kind in "iu"
+        if not whole or not np.array_equal(np.sort(order), np.arange(self.num_ops)):
             raise ProblemError(f"an order must name each of the {self.num_ops} ops once")
         position = np.empty(self.num_ops, np.int64)
         position[order] = np.arange(self.num_ops)

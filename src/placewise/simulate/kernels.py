@@ -12,17 +12,23 @@ from numba import njit
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.tables import Small, Tables
 
-NEVER = -1.0  # the arrival of a copy that was not launched
+UNLAUNCHED = np.int32(2**31 - 1)  # when a copy is launched that is not
 kernel = njit(cache=True, nogil=True, error_model="numpy")
 
 
 class Workspace(NamedTuple):
-    """What one pass writes on; whoever passes it on sees to it that `arrivals` holds NEVER where it is not in use."""
+    """What a pass reads and writes: the state of the machine.
+
+    A pass that begins at a position finds the state there: `ends` of the ops before it, `free`, `busy`, and the copies
+    with `launch_at` below it. Those that it launches itself get their position less the number of ops, which is below
+    every position.
+    """
 
     devices: Any  # [groups], the placement in few bytes
     ends: Floats  # [ops]
+    launch_at: Small  # [places], the position at which a copy was launched, or UNLAUNCHED
     arrivals: Floats  # [places]
-    launched: Small  # [places], those of the copies in launch order
+    launched: Small  # [places], those of the copies that the pass launched, in order
     free: Floats  # [devices], when each is done
     busy: Floats  # [channels], when each is done
 
@@ -47,7 +53,8 @@ def new_workspace(tables: Tables, num_groups: int) -> Workspace:
     return Workspace(
         np.zeros(num_groups, np.int16),
         np.zeros(len(tables.op_groups), np.float64),
-        np.full(places, NEVER, np.float64),
+        np.full(places, UNLAUNCHED, np.int32),
+        np.zeros(places, np.float64),
         np.zeros(places, np.int32),
         np.zeros(tables.num_devices, np.float64),
         np.zeros(tables.num_channels, np.float64),
@@ -70,11 +77,33 @@ def new_memory_workspace(tables: Tables) -> MemoryWorkspace:
     )
 
 
+class Snapshots(NamedTuple):
+    """The state of the machine at every `stride`-th position."""
+
+    stride: int
+    host: Floats  # [snapshots]
+    free: Floats  # [snapshots, devices]
+    busy: Floats  # [snapshots, channels]
+
+
 @kernel
 def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
 
     With a MemoryWorkspace it also notes who takes memory, and the last uses; with None, the time alone.
+    """
+    work.free[:] = 0.0
+    work.busy[:] = 0.0
+    return run_from(tables, order, 0, 0.0, work, memory, None)
+
+
+@kernel
+def run_from(
+    tables: Tables, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any
+) -> tuple[float, int]:
+    """Returns what `run` does for a pass that begins at a position, with the state that the workspace holds.
+
+    Snapshots, or None, get the states that it passes.
     """
     # Arrays are taken out of their tuples first: inside of the loops that would count references.
     num_devices, dispatch = tables.num_devices, tables.dispatch_seconds
@@ -83,15 +112,16 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
     read_storages, copy_bytes, copy_makers = tables.read_storages, tables.copy_bytes, tables.copy_makers
     after_ends, after_ops = tables.after_ends, tables.after_ops
     latency, bandwidth, channels = tables.latency_seconds, tables.bytes_per_second, tables.channels
-    devices, ends, arrivals, launched = work.devices, work.ends, work.arrivals, work.launched
-    free, busy = work.free, work.busy
+    devices, ends, free, busy = work.devices, work.ends, work.free, work.busy
+    launch_at, arrivals, launched = work.launch_at, work.arrivals, work.launched
     if memory is not None:
         made_bytes, touch_ends, touch_storages = tables.made_bytes, tables.touch_ends, tables.touch_storages
         last_use, copy_last_use, taken, places = memory.last_use, memory.copy_last_use, memory.taken, memory.places
-    host, num_copies = 0.0, 0
-    free[:] = 0.0
-    busy[:] = 0.0
-    for position in range(len(order)):
+    num_ops, num_copies = len(order), 0
+    for position in range(first, num_ops):
+        if snapshots is not None:
+            if position % snapshots.stride == 0:
+                save(snapshots, position // snapshots.stride, host, free, busy)
         n = order[position]
         here = devices[op_groups[n]]
         start = free[here]
@@ -104,8 +134,9 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
             if there != here:
                 copy = read_copies[read]
                 place = copy * num_devices + here
-                arrival = arrivals[place]
-                if arrival < 0.0:
+                if launch_at[place] < first:
+                    arrival = arrivals[place]
+                else:
                     host += dispatch
                     maker = copy_makers[copy]
                     begin = max(host, ends[maker]) if maker >= 0 else host
@@ -113,6 +144,7 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
                     channel = channels[link]
                     begin = max(begin, busy[channel])
                     arrival = begin + latency[link] + copy_bytes[copy] / bandwidth[link]
+                    launch_at[place] = position - num_ops
                     arrivals[place] = arrival
                     busy[channel] = arrival
                     launched[num_copies] = place
@@ -143,7 +175,15 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
 def forget_copies(work: Workspace, num_copies: int) -> None:
     """Makes the workspace ready for the next pass."""
     for i in range(num_copies):
-        work.arrivals[work.launched[i]] = NEVER
+        work.launch_at[work.launched[i]] = UNLAUNCHED
+
+
+@kernel
+def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Floats) -> None:
+    """Keeps the state of the machine."""
+    snapshots.host[number] = host
+    snapshots.free[number] = free
+    snapshots.busy[number] = busy
 
 
 @kernel

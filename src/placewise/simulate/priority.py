@@ -11,8 +11,10 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.problem import Problem
-from placewise.simulate.kernels import NEVER, Workspace, forget_copies, kernel, peak_bytes, run
+from placewise.simulate.kernels import Workspace, forget_copies, kernel, peak_bytes, run
 from placewise.simulate.tables import Small, Tables, ends_of, tensor_groups, unique_reads
+
+NEVER = -1.0  # the arrival of a copy that was not launched
 
 
 class Dependencies(NamedTuple):

@@ -13,7 +13,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
-from placewise.simulate import kernels, priority
+from placewise.simulate import changes, kernels, priority
 from placewise.simulate.explain import explain
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.tables import Small, Tables, build_tables, copied_tensors
@@ -49,6 +49,10 @@ class Simulator:
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch; a placement that does not fit costs more than the worst that could run."""
         seconds, peaks, _ = self.measure(placements, orders)
+        return self.evaluation(seconds, peaks)
+
+    def evaluation(self, seconds: Floats, peaks: Ints) -> Evaluation:
+        """Returns what times [batch] and peak bytes [batch, devices] are worth."""
         overflow = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
         total = float(self.problem.cluster.memory_bytes.sum())
         cost = np.where(overflow > 0, self.failing_seconds * (1.0 + overflow / max(total, 1.0)), seconds)
@@ -90,6 +94,13 @@ class Simulator:
         kernels.forget_copies(workspace.times, num_copies)
         self._idle.append(workspace)
         return Schedule(self.problem, rows[0], launch.astype(np.int64), timeline, copied_tensors(self.problem), memory, peak)
+
+    def around(self, placement: Ints, order: Ints | None = None) -> "Neighbourhood":
+        """Returns a judge of small changes to a placement [groups], all in one order: given [ops], or the one that counts."""
+        rows = np.asarray(placement)[None]
+        measured = self.measure(rows, None if order is None else np.asarray(order)[None], keep_orders=True)
+        assert measured.orders is not None
+        return Neighbourhood(self, rows[0], measured.orders[0])
 
     @cached_property
     def tables(self) -> Tables:
@@ -147,6 +158,58 @@ class Simulator:
                 kernels.new_memory_workspace(tables),
                 priority.new_priority_workspace(tables, self._dependencies) if self.order == "priority" else None,
             )
+
+
+class Neighbourhood:
+    """Judges small changes to one placement in one order; exact, and faster than simulating each as a whole."""
+
+    def __init__(self, simulator: Simulator, placement: Ints, order: Small) -> None:
+        tables, problem = simulator.tables, simulator.problem
+        self.simulator, self.order = simulator, order
+        self._uses = changes.build_uses(tables, order, problem.num_groups)
+        count = problem.num_ops // changes.STRIDE + 1
+        self._snapshots = kernels.Snapshots(
+            changes.STRIDE, np.zeros(count), np.zeros((count, tables.num_devices)), np.zeros((count, tables.num_channels))
+        )
+        self._work = kernels.new_workspace(tables, problem.num_groups)
+        self._memory = kernels.new_memory_workspace(tables)
+        self._changes = changes.new_change_workspace(tables, self._uses)
+        self._stamp = 0
+        self.move_to(placement)
+
+    def move_to(self, placement: Ints) -> None:
+        """Makes another placement the one that changes start from."""
+        self.placement = np.array(placement)
+        self._work.devices[:] = placement
+        self._base = changes.make_base(self.simulator.tables, self.order, self._work, self._memory, self._snapshots)
+
+    @property
+    def step_seconds(self) -> float:
+        """The step time of the placement itself."""
+        return float(self._base.step_seconds)
+
+    def moves(self, groups: Ints, devices: Ints, *, with_memory: bool = True) -> Evaluation:
+        """Returns the evaluation of changes that each put one group on one device: [changes], [changes]."""
+        return self(np.arange(len(groups) + 1), groups, devices, with_memory=with_memory)
+
+    def __call__(self, ends: Ints, groups: Ints, devices: Ints, *, with_memory: bool = True) -> Evaluation:
+        """Returns the evaluation of changes; change c puts `groups[ends[c]:ends[c + 1]]` on `devices[...]`.
+
+        Without memory every change counts as one that fits.
+        """
+        count = len(ends) - 1
+        seconds, peaks = np.zeros(count), np.zeros((count, self.simulator.problem.num_devices), np.int64)
+        ends, groups, devices = (changes.small(column) for column in (ends, groups, devices))
+        first = np.append(self._uses.first_positions[groups], 0)
+        earliest = np.minimum.reduceat(first, ends[:-1]) if count else first[:0]
+        earliest = np.where(ends[:-1] < ends[1:], earliest, self.simulator.problem.num_ops)
+        rows = np.argsort(-earliest, kind="stable")
+        changes.run_changes(
+            self.simulator.tables, self._uses, self.order, self._base, self._snapshots, self._work, self._changes,
+            ends, groups, devices, changes.small(rows), self._stamp, seconds, peaks if with_memory else None,
+        )  # fmt: skip
+        self._stamp += count
+        return self.simulator.evaluation(seconds, peaks)
 
 
 class _Workspaces(NamedTuple):

@@ -35,6 +35,8 @@ class Tables(NamedTuple):
     made_bytes: Ints  # [ops], of the storages that an op makes
     storage_bytes: Ints  # [storages], 0 for one that lives to the end
     storage_groups: Small  # [storages]
+    storage_makers: Small  # [storages], the op that makes it
+    storage_sizes: Ints  # [storages], bytes
     resident_bytes: Ints  # [groups]
     floating_bytes: int  # resident tensors that nobody reads and that have no home: they are on device 0
     memory_bytes: Ints  # [devices]
@@ -92,6 +94,8 @@ def build_tables(problem: Problem) -> Tables:
         made_bytes=made_bytes,
         storage_bytes=np.where(kept, 0, tensors.nbytes[made]),
         storage_groups=op_groups[graph.producer[made]].astype(np.int32),
+        storage_makers=graph.producer[made].astype(np.int32),
+        storage_sizes=tensors.nbytes[made],
         resident_bytes=resident_bytes[:-1],
         floating_bytes=int(resident_bytes[-1]),
         memory_bytes=np.array(cluster.memory_bytes),

@@ -1,0 +1,364 @@
+"""What small changes to one placement cost, exact to the last bit, without simulating all of it again.
+
+Time: nothing before the first op that a change touches can differ, so the pass begins there, from a saved state. Memory: a
+change moves, lengthens or shortens the lives of a few storages and copies; the peak is then the largest over the pieces
+between their ends, each the old peak of that piece (kept by blocks) plus what changed in it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints, Ragged
+from placewise.simulate.kernels import (
+    UNLAUNCHED,
+    MemoryWorkspace,
+    Snapshots,
+    Workspace,
+    kernel,
+    peak_bytes,
+    run_from,
+)
+from placewise.simulate.tables import Small, Tables
+
+STRIDE = 32  # positions between saved states
+BLOCK = 64  # positions that share one kept peak
+
+
+class Uses(NamedTuple):
+    """Who uses what, in launch order; made for one order."""
+
+    positions: Small  # [ops], each op's place in the order
+    first_positions: Small  # [groups], of the ops that a move of the group can touch
+    op_ends: Small  # [groups + 1]
+    ops: Small  # of each group
+    storage_ends: Small  # [groups + 1]
+    storages: Small  # of each group
+    copy_ends: Small  # [groups + 1]
+    copies: Small  # copied tensors that are with each group
+    use_ends: Small  # [storages + 1]
+    use_ops: Small  # ops that use each storage, in launch order
+    use_copies: Small  # the copied tensor that they read, or -1: they are of the storage's own group
+    reader_ends: Small  # [copied tensors + 1]
+    readers: Small  # ops of other groups that read each copied tensor, in launch order
+    copy_groups: Small  # [copied tensors], the group that each is with
+    makers: Small  # [storages], the op that makes it
+    sizes: Ints  # [storages], bytes
+    kept: Any  # [storages], whether it lives to the end
+
+
+class Base(NamedTuple):
+    """The placement that changes start from, and what it makes."""
+
+    devices: Any  # [groups]
+    step_seconds: float
+    ends: Floats  # [ops]
+    launch_at: Small  # [places]
+    arrivals: Floats  # [places]
+    last_use: Small  # [storages], a position
+    copy_last_use: Small  # [places], a position
+    resident: Ints  # [devices], bytes in use before the first launch
+    peak: Ints  # [devices]
+    usage: Ints  # [devices, ops], bytes in use at each launch
+    block_peaks: Ints  # [devices, blocks]
+
+
+class ChangeWorkspace(NamedTuple):
+    """What judging a change writes on."""
+
+    storage_seen: Ints  # [storages], the last change that looked at it
+    copy_seen: Ints  # [copied tensors]
+    place_seen: Ints  # [places]
+    event_device: Small  # [events]
+    event_at: Small  # [events], a position from which usage differs by event_bytes
+    event_bytes: Ints  # [events]
+    copy_first: Small  # [devices]
+    copy_last: Small  # [devices]
+
+
+def build_uses(tables: Tables, order: Small, num_groups: int) -> Uses:
+    """Returns who uses what when the ops are launched in this order."""
+    num_ops, num_storages, num_copied = len(order), len(tables.storage_bytes), len(tables.copy_bytes)
+    positions = np.empty(num_ops, np.int32)
+    positions[order] = np.arange(num_ops, dtype=np.int32)
+    reading = np.repeat(np.arange(num_ops), np.diff(tables.read_ends))
+    touching = np.repeat(np.arange(num_ops), np.diff(tables.touch_ends))
+    copy_groups = np.zeros(num_copied, np.int64)
+    copy_groups[tables.read_copies] = tables.read_groups
+
+    first = np.full(num_groups, num_ops, np.int64)
+    np.minimum.at(first, tables.op_groups, positions)
+    np.minimum.at(first, tables.read_groups, positions[reading])
+
+    of_step = tables.read_storages >= 0
+    users = np.concatenate([reading[of_step], touching])
+    used = np.concatenate([tables.read_storages[of_step], tables.touch_storages]).astype(np.int64)
+    of_copy = np.concatenate([tables.read_copies[of_step], np.full(len(touching), -1)])
+    in_order = np.argsort(positions[users], kind="stable")
+    uses = Ragged.grouped(used[in_order], in_order, num_storages)
+    by_position = np.argsort(positions[reading], kind="stable")
+    readers = Ragged.grouped(tables.read_copies[by_position].astype(np.int64), reading[by_position], num_copied)
+    ops, storages, copies = (
+        Ragged.grouped(groups.astype(np.int64), np.arange(len(groups)), num_groups)
+        for groups in (tables.op_groups, tables.storage_groups, copy_groups)
+    )
+    return Uses(
+        *(small(column) for column in (positions, first, ops.offsets, ops.values, storages.offsets, storages.values)),
+        *(small(column) for column in (copies.offsets, copies.values)),
+        *(small(column) for column in (uses.offsets, users[uses.values], of_copy[uses.values])),
+        *(small(column) for column in (readers.offsets, readers.values, copy_groups, tables.storage_makers)),
+        np.array(tables.storage_sizes),
+        tables.storage_bytes < tables.storage_sizes,
+    )
+
+
+def small(column: Any) -> Small:
+    """Returns a column in 32 bits."""
+    return np.ascontiguousarray(column, np.int32)
+
+
+def new_change_workspace(tables: Tables, uses: Uses) -> ChangeWorkspace:
+    """Returns a workspace for judging changes."""
+    places = len(tables.copy_bytes) * tables.num_devices
+    most_events = 4 * (len(tables.storage_bytes) + places + 2 * len(uses.first_positions)) + 16
+    return ChangeWorkspace(
+        np.zeros(len(tables.storage_bytes), np.int64),
+        np.zeros(len(tables.copy_bytes), np.int64),
+        np.zeros(places, np.int64),
+        np.zeros(most_events, np.int32),
+        np.zeros(most_events, np.int32),
+        np.zeros(most_events, np.int64),
+        np.zeros(tables.num_devices, np.int32),
+        np.zeros(tables.num_devices, np.int32),
+    )
+
+
+@kernel
+def make_base(
+    tables: Tables, order: Small, work: Workspace, memory: MemoryWorkspace, snapshots: Snapshots
+) -> Base:
+    """Returns the base of the placement in `work.devices`, fills the snapshots, and leaves the base in the workspace."""
+    num_ops, num_devices = len(order), tables.num_devices
+    work.free[:] = 0.0
+    work.busy[:] = 0.0
+    work.launch_at[:] = UNLAUNCHED
+    step, num_copies = run_from(tables, order, 0, 0.0, work, memory, snapshots)
+    timeline = np.zeros((num_ops, num_devices), np.int64)
+    peak = np.zeros(num_devices, np.int64)
+    last_use = memory.last_use.copy()
+    for storage in range(len(last_use)):
+        if last_use[storage] < 0:
+            last_use[storage] = ~last_use[storage]
+    peak_bytes(tables, work, memory, num_copies, peak, timeline)
+    for i in range(num_copies):
+        work.launch_at[work.launched[i]] += num_ops
+    usage = np.zeros((num_devices, num_ops), np.int64)
+    block_peaks = np.zeros((num_devices, num_ops // BLOCK + 1), np.int64)
+    for device in range(num_devices):
+        for position in range(num_ops):
+            usage[device, position] = timeline[position, device]
+            block = position // BLOCK
+            block_peaks[device, block] = max(block_peaks[device, block], usage[device, position])
+    resident = np.zeros(num_devices, np.int64)
+    resident[0] = tables.floating_bytes
+    for g in range(len(tables.resident_bytes)):
+        resident[work.devices[g]] += tables.resident_bytes[g]
+    return Base(
+        work.devices.copy(), step, work.ends.copy(), work.launch_at.copy(), work.arrivals.copy(), last_use, memory.copy_last_use.copy(),
+        resident, peak, usage, block_peaks,
+    )  # fmt: skip
+
+
+@kernel
+def run_changes(
+    tables: Tables, uses: Uses, order: Small, base: Base, snapshots: Snapshots, work: Workspace, changes: ChangeWorkspace,
+    ends: Small, groups: Small, devices: Small, rows: Small, stamp: int, step_seconds: Floats, peaks: Any,
+) -> None:  # fmt: skip
+    """Writes the step's seconds [changes] and, unless None, the peak bytes [changes, devices] of changes to a base.
+
+    Change c puts `groups[ends[c]:ends[c + 1]]` on `devices[...]`. `rows` are the changes, those that touch the latest ops
+    first: then what is before the first op that a change touches is always as in the base. The workspace holds the base
+    before and after. `stamp` must be larger than that of any call before, by the number of changes then.
+    """
+    for i in range(len(rows)):
+        row, first, is_moved = rows[i], len(order), False
+        for entry in range(ends[row], ends[row + 1]):
+            work.devices[groups[entry]] = devices[entry]
+            first = min(first, uses.first_positions[groups[entry]])
+            is_moved |= base.devices[groups[entry]] != devices[entry]
+        if first == len(order) or not is_moved:
+            step_seconds[row] = base.step_seconds
+        else:
+            number = first // snapshots.stride
+            work.free[:] = snapshots.free[number]
+            work.busy[:] = snapshots.busy[number]
+            step_seconds[row], num_copies = run_from(
+                tables, order, number * snapshots.stride, snapshots.host[number], work, None, None
+            )
+            for c in range(num_copies):
+                place = work.launched[c]
+                work.launch_at[place] = base.launch_at[place]
+                work.arrivals[place] = base.arrivals[place]
+        if peaks is not None:
+            change_peaks(
+                tables, uses, base, work.devices, changes, groups[ends[row] : ends[row + 1]], stamp + i + 1, peaks[row]
+            )
+        for entry in range(ends[row], ends[row + 1]):
+            work.devices[groups[entry]] = base.devices[groups[entry]]
+    work.ends[:] = base.ends
+
+
+@kernel
+def change_peaks(
+    tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, moved: Small, stamp: int, peak: Ints
+) -> None:
+    """Writes the peak bytes [devices] when the `moved` groups are where `devices` says, all others as in the base."""
+    count = 0
+    for entry in range(len(moved)):
+        g = moved[entry]
+        if base.devices[g] == devices[g]:
+            continue
+        for i in range(uses.storage_ends[g], uses.storage_ends[g + 1]):
+            count = _storage_events(tables, uses, base, devices, changes, uses.storages[i], stamp, count)
+        for i in range(uses.copy_ends[g], uses.copy_ends[g + 1]):
+            count = _copy_events(tables, uses, base, devices, changes, uses.copies[i], stamp, count)
+        for i in range(uses.op_ends[g], uses.op_ends[g + 1]):
+            n = uses.ops[i]
+            for read in range(tables.read_ends[n], tables.read_ends[n + 1]):
+                if tables.read_storages[read] >= 0:
+                    storage = tables.read_storages[read]
+                    count = _storage_events(tables, uses, base, devices, changes, storage, stamp, count)
+                count = _copy_events(tables, uses, base, devices, changes, tables.read_copies[read], stamp, count)
+        if tables.resident_bytes[g] > 0:
+            count = _add_event(changes, count, base.devices[g], -1, -tables.resident_bytes[g])
+            count = _add_event(changes, count, devices[g], -1, tables.resident_bytes[g])
+    peak[:] = base.peak
+    if count:
+        _sort_events(changes, count)
+        _sweep(base, changes, count, peak)
+
+
+@kernel
+def _add_event(changes: ChangeWorkspace, count: int, device: int, position: int, nbytes: int) -> int:
+    """Notes that from a position on (-1: before the first launch) a device's usage differs by so many bytes."""
+    changes.event_device[count] = device
+    changes.event_at[count] = position
+    changes.event_bytes[count] = nbytes
+    return count + 1
+
+
+@kernel
+def _add_life(changes: ChangeWorkspace, count: int, device: int, first: int, last: int, nbytes: int) -> int:
+    """Notes that a device has more (or fewer) bytes in use from one launch to another, both included."""
+    return _add_event(changes, _add_event(changes, count, device, first, nbytes), device, last + 1, -nbytes)
+
+
+@kernel
+def _storage_events(
+    tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, storage: int, stamp: int, count: int
+) -> int:
+    """Notes how the life of a storage differs, once for each change."""
+    if changes.storage_seen[storage] == stamp:
+        return count
+    changes.storage_seen[storage] = stamp
+    g = tables.storage_groups[storage]
+    here, first = devices[g], uses.positions[uses.makers[storage]]
+    last, old_last = first, base.last_use[storage]
+    for use in range(uses.use_ends[storage], uses.use_ends[storage + 1]):
+        n, copy = uses.use_ops[use], uses.use_copies[use]
+        reader = devices[tables.op_groups[n]]
+        if copy < 0 or reader == here:
+            last = uses.positions[n]
+        else:
+            place = copy * tables.num_devices + reader
+            if changes.place_seen[place] != stamp:  # the first reader there makes the copy
+                changes.place_seen[place] = stamp
+                last = uses.positions[n]
+    if uses.kept[storage]:
+        last = old_last = len(uses.positions) - 1
+    if here != base.devices[g] or last != old_last:
+        count = _add_life(changes, count, base.devices[g], first, old_last, -uses.sizes[storage])
+        count = _add_life(changes, count, here, first, last, uses.sizes[storage])
+    return count
+
+
+@kernel
+def _copy_events(
+    tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, copy: int, stamp: int, count: int
+) -> int:
+    """Notes how the lives of a tensor's copies differ, once for each change."""
+    if changes.copy_seen[copy] == stamp:
+        return count
+    changes.copy_seen[copy] = stamp
+    there, nbytes, firsts, lasts = devices[uses.copy_groups[copy]], tables.copy_bytes[copy], changes.copy_first, changes.copy_last
+    firsts[:] = UNLAUNCHED
+    for i in range(uses.reader_ends[copy], uses.reader_ends[copy + 1]):
+        n = uses.readers[i]
+        reader = devices[tables.op_groups[n]]
+        if reader != there:
+            lasts[reader] = uses.positions[n]
+            if firsts[reader] == UNLAUNCHED:
+                firsts[reader] = uses.positions[n]
+    for device in range(tables.num_devices):
+        place = copy * tables.num_devices + device
+        old_first, old_last = base.launch_at[place], base.copy_last_use[place]
+        if old_first != firsts[device] or (old_first != UNLAUNCHED and old_last != lasts[device]):
+            if old_first != UNLAUNCHED:
+                count = _add_life(changes, count, device, old_first, old_last, -nbytes)
+            if firsts[device] != UNLAUNCHED:
+                count = _add_life(changes, count, device, firsts[device], lasts[device], nbytes)
+    return count
+
+
+@kernel
+def _sort_events(changes: ChangeWorkspace, count: int) -> None:
+    """Sorts events by device and position: by insertion, there are few."""
+    for i in range(1, count):
+        device, position, nbytes = changes.event_device[i], changes.event_at[i], changes.event_bytes[i]
+        j = i - 1
+        while j >= 0 and (
+            changes.event_device[j] > device or (changes.event_device[j] == device and changes.event_at[j] > position)
+        ):
+            changes.event_device[j + 1] = changes.event_device[j]
+            changes.event_at[j + 1] = changes.event_at[j]
+            changes.event_bytes[j + 1] = changes.event_bytes[j]
+            j -= 1
+        changes.event_device[j + 1], changes.event_at[j + 1], changes.event_bytes[j + 1] = device, position, nbytes
+
+
+@kernel
+def _sweep(base: Base, changes: ChangeWorkspace, count: int, peak: Ints) -> None:
+    """Writes the new peaks of the devices that have events, sorted by device and position."""
+    num_ops, i = base.usage.shape[1], 0
+    while i < count:
+        device, difference, position = changes.event_device[i], 0, -1
+        highest = np.int64(-1)
+        while i < count and changes.event_device[i] == device:
+            at = changes.event_at[i]
+            if at > position:
+                highest = max(highest, difference + _highest(base, device, position, min(at, num_ops)))
+                position = at
+            difference += changes.event_bytes[i]
+            i += 1
+        if position < num_ops:
+            highest = max(highest, difference + _highest(base, device, position, num_ops))
+        peak[device] = highest
+
+
+@kernel
+def _highest(base: Base, device: int, first: int, last: int) -> int:
+    """Returns the most bytes in use on a device from one position (-1: before the first launch) to before another."""
+    usage, block_peaks = base.usage, base.block_peaks
+    highest = np.int64(0)
+    position = first
+    if position < 0:
+        highest = base.resident[device]
+        position = 0
+    while position < last:
+        if position % BLOCK == 0 and position + BLOCK <= last:
+            highest = max(highest, block_peaks[device, position // BLOCK])
+            position += BLOCK
+        else:
+            highest = max(highest, usage[device, position])
+            position += 1
+    return highest

@@ -1,0 +1,251 @@
+"""Groupings by hand, against slow oracles, and coarsening that never makes a cycle."""
+
+from graphlib import TopologicalSorter
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import graph_of, graphs, op, random_dag, tensor, tiny_graph, wired
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placewise.core.arrays import Ints
+from placewise.core.coarsening import coarsen
+from placewise.core.errors import ProblemError
+from placewise.core.graph import Graph
+from placewise.core.grouping import GROUPINGS, group_edges, group_ops, group_work, module_path
+from placewise.core.sets import merge_sets, numbered, sums
+
+# --- sets ---
+
+
+def test_merge_sets_by_hand() -> None:
+    """0-3 and 3-4 are one set, 1 is alone, 2-5 are one: numbered by their first elements 0, 1, 2."""
+    assert merge_sets(6, [(3, 4), (5, 2), (0, 3), (4, 0)]).tolist() == [0, 1, 2, 0, 0, 2]
+    assert merge_sets(3, []).tolist() == [0, 1, 2]
+    assert merge_sets(0, []).tolist() == []
+    assert merge_sets(2, [(1, 1)]).tolist() == [0, 1]
+
+
+def test_numbered_by_hand() -> None:
+    assert numbered(np.array([7, 3, 7, -1, 3])).tolist() == [0, 1, 0, 2, 1]
+    assert numbered(np.zeros(0, np.int64)).tolist() == []
+
+
+def test_sums_by_hand() -> None:
+    assert sums(np.array([2, 0, 2]), np.array([1.0, 2.0, 4.0]), 4).tolist() == [2, 0, 5, 0]
+    assert sums(np.zeros(0, np.int64), np.zeros(0), 2).tolist() == [0, 0]
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
+
+
+@given(PAIRS)
+def test_merge_sets_are_what_spreading_labels_finds(pairs: list[tuple[int, int]]) -> None:
+    """The slow oracle: the lowest label spreads over pairs until nothing changes."""
+    labels = list(range(10))
+    while any(labels[a] != labels[b] for a, b in pairs):
+        for a, b in pairs:
+            labels[a] = labels[b] = min(labels[a], labels[b])
+    assert merge_sets(10, pairs).tolist() == numbered(np.array(labels)).tolist()
+
+
+# --- edges and work between groups ---
+
+
+def test_group_edges_by_hand() -> None:
+    """Ops 0 and 1 are group 0, 2 and 3 group 1. Tensor 0 (1 B) goes to 2 and 3 and counts once, tensor 1 (2 B) to 3."""
+    graph = wired([(0, 1), (0, 2), (0, 3), (1, 3)], 4, group=[0, 0, 1, 1], flops=[1e13, 1e13, 0, 2e13])
+    source, target, nbytes = group_edges(graph)
+    assert (source.tolist(), target.tolist(), nbytes.tolist()) == ([0], [1], [3])
+    assert group_work(graph).tolist() == [2, 2]
+
+
+# --- groupings by hand ---
+
+
+def test_colocated_is_the_graphs_own_groups() -> None:
+    assert group_ops(tiny_graph(), "colocated").tolist() == [0, 1, 2]
+
+
+def test_single_consumer_by_hand() -> None:
+    """0 -> 1 -> 2 is a chain and one group; 3 feeds 4 and 5, which both feed 6: these two join it, and then so does 3."""
+    edges = [(0, 1), (1, 2), (3, 4), (3, 5), (4, 6), (5, 6)]
+    assert group_ops(wired(edges, 7), "single-consumer").tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def test_single_consumer_keeps_apart_what_two_read() -> None:
+    """0 is read by 1 and 2, which nobody reads."""
+    assert group_ops(wired([(0, 1), (0, 2)], 3), "single-consumer").tolist() == [0, 1, 2]
+
+
+def test_single_consumer_on_the_tiny_graph() -> None:
+    """relu is read by mm and its backward; mm is read by the backward alone, which is read by the update, of mm's group."""
+    assert group_ops(tiny_graph(), "single-consumer").tolist() == [0, 0, 0]
+
+
+MODULES: dict[str, Any] = {
+    "name": [
+        *("encoder.0.mm", "encoder.0.mm_1", "encoder.1.mm", "loss"),
+        *("encoder.1.mm.backward", "encoder.0.mm.backward_12", "encoder.0.weight.add_.update", "head.bias.add_.update"),
+    ],
+    "phase": ["forward"] * 4 + ["backward"] * 2 + ["update"] * 2,
+    "micro_batch": [0, 1, 0, 1, 0, 1, 0, 0],
+}
+
+
+@pytest.mark.parametrize(
+    ("grouping", "expected"),
+    [
+        ("name-prefix:1", [0, 0, 0, 1, 0, 0, 0, 2]),  # encoder, loss, head
+        ("name-prefix:2", [0, 0, 1, 2, 1, 0, 0, 3]),  # encoder.0, encoder.1, loss, head.bias
+        ("name-prefix:3", [0, 0, 1, 2, 1, 0, 3, 4]),  # encoder.0.mm, encoder.1.mm, loss, encoder.0.weight, head.bias.add_
+        ("name-prefix:99", [0, 0, 1, 2, 1, 0, 3, 4]),
+        ("module", [0, 0, 1, 2, 1, 0, 0, 3]),  # encoder.0, encoder.1, the model itself, head
+        ("module-by-micro-batch", [0, 1, 2, 3, 2, 1, 0, 4]),
+        ("colocated", list(range(8))),
+    ],
+)
+def test_groupings_by_name(grouping: str, expected: list[int]) -> None:
+    assert group_ops(wired([], 8, **MODULES), grouping).tolist() == expected
+
+
+def test_module_paths_by_hand() -> None:
+    graph = wired([], 8, **MODULES)
+    paths = [module_path(graph, n) for n in range(8)]
+    assert paths == ["encoder.0", "encoder.0", "encoder.1", "", "encoder.1", "encoder.0", "encoder.0", "head"]
+
+
+def test_a_group_goes_by_its_first_op_and_one_without_ops_stays_alone() -> None:
+    """Group 0 is only a home; group 1 has a.x and b.x, and joins group 2 of a.y."""
+    graph = graph_of([tensor(home=0)], [op("a.x", 1), op("b.x", 1), op("a.y", 2)])
+    for grouping in ("module", "name-prefix:1", "module-by-micro-batch"):
+        assert group_ops(graph, grouping).tolist() == [0, 1, 1]
+
+
+def test_coarse_by_hand() -> None:
+    """Two chains of three ops with heavy edges inside become the two groups; more than there are changes nothing."""
+    graph = wired([(0, 1), (1, 2), (3, 4), (4, 5)], 6, flops=[1e13] * 6)
+    assert group_ops(graph, "coarse:2").tolist() == [0, 0, 0, 1, 1, 1]
+    assert group_ops(graph, "coarse:1").tolist() == [0] * 6
+    for many in ("coarse:6", "coarse:7", "coarse:999999999"):
+        assert group_ops(graph, many).tolist() == list(range(6))
+
+
+def test_coarse_contracts_heavy_edges_first() -> None:
+    """0 -> 2 carries 1 byte, 1 -> 2 carries 2: of three nodes, 1 and 2 join."""
+    assert group_ops(wired([(0, 2), (1, 2)], 3), "coarse:2").tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", "finest", "colocated:2", "module:1", "coarse", "coarse:", "coarse:0", "coarse:-1", "coarse:1.5", "coarse:x"),
+        *("coarse:N", "coarse: 3", "coarse:3:4", "name-prefix", "name-prefix:0", "name-prefix:K", "Module", "coarse:٣"),
+        *("coarse:" + "9" * 400, "coarse:" + "9" * 5000, "single-consumer:"),
+    ],
+    ids=lambda name: name[:20] or "empty",
+)
+def test_unknown_groupings_are_refused(name: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        group_ops(tiny_graph(), name)
+    assert str(caught.value) == f"grouping {name!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)"
+
+
+# --- against slow oracles ---
+
+
+def naive_single_consumer(graph: Graph) -> Ints:
+    """Joins the first group whose outputs one other group alone reads, and starts again, until there is none."""
+    label = list(range(graph.num_groups))
+    writers, readers, _ = graph.edges
+    edges = list(zip(graph.ops.groups[writers].tolist(), graph.ops.groups[readers].tolist(), strict=True))
+    while True:
+        for group in range(graph.num_groups):
+            consumers = {label[b] for a, b in edges if label[a] == label[group] and label[b] != label[group]}
+            if len(consumers) == 1:
+                mine, other = label[group], consumers.pop()
+                label = [other if entry == mine else entry for entry in label]
+                break
+        else:
+            return numbered(np.array(label, np.int64))
+
+
+@given(graphs())
+def test_single_consumer_is_the_naive_fixed_point(graph: Graph) -> None:
+    assert group_ops(graph, "single-consumer").tolist() == naive_single_consumer(graph).tolist()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_single_consumer_is_the_naive_fixed_point_on_random_dags(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_ops = int(rng.integers(1, 40))
+    source, target = random_dag(rng, num_ops, int(rng.integers(0, 2 * num_ops)))
+    groups = rng.integers(0, num_ops, num_ops).tolist() if seed % 2 else range(num_ops)
+    graph = wired(list(zip(source.tolist(), target.tolist(), strict=True)), num_ops, group=groups)
+    assert group_ops(graph, "single-consumer").tolist() == naive_single_consumer(graph).tolist()
+
+
+@given(graph=graphs(), grouping=st.sampled_from(["colocated", "single-consumer", "name-prefix:1", "module", "coarse:2"]))
+def test_groups_are_numbered_by_first_member_without_gaps(graph: Graph, grouping: str) -> None:
+    merged = group_ops(graph, grouping)
+    assert len(merged) == graph.num_groups
+    assert numbered(merged).tolist() == merged.tolist()
+
+
+# --- coarsening ---
+
+
+def check_coarsening(merged: Ints, position: Ints, source: Ints, target: Ints, num_groups: int) -> None:
+    """Asserts that there are at most so many groups and that the edges which point forward make no cycle between them."""
+    assert int(merged.max(initial=-1)) + 1 <= num_groups
+    assert numbered(merged).tolist() == merged.tolist()
+    behind: dict[int, set[int]] = {}
+    for a, b in zip(source.tolist(), target.tolist(), strict=True):
+        if position[a] < position[b] and merged[a] != merged[b]:
+            behind.setdefault(int(merged[b]), set()).add(int(merged[a]))
+    TopologicalSorter(behind).prepare()  # raises a CycleError
+
+
+@given(graph=graphs(12), num_groups=st.integers(1, 12))
+def test_coarse_groups_of_any_graph_have_no_cycle(graph: Graph, num_groups: int) -> None:
+    source, target, _ = group_edges(graph)
+    position = np.array([next(iter(np.flatnonzero(graph.ops.groups == g)), -1) for g in range(graph.num_groups)], np.int64)
+    merged = group_ops(graph, f"coarse:{num_groups}")
+    check_coarsening(merged, position, source, target, num_groups)
+    if graph.num_groups <= num_groups:
+        assert merged.tolist() == list(range(graph.num_groups))
+
+
+@pytest.mark.parametrize("shape", ["sparse", "dense", "layers", "equal", "shuffled"])
+def test_coarse_groups_of_random_dags_have_no_cycle(shape: str) -> None:
+    """80 graphs of up to 300 nodes for each shape; those of `shuffled` are not numbered in their order."""
+    rng = np.random.default_rng(7)
+    for _ in range(80):
+        num_nodes = int(rng.integers(1, 301))
+        source, target = random_dag(rng, num_nodes, int(num_nodes * {"sparse": 1, "dense": 6}.get(shape, 2)))
+        if shape == "layers":  # edges only between neighbouring layers of up to 20 nodes
+            near = (target // 20 - source // 20) <= 1
+            source, target = source[near], target[near]
+        nbytes = np.ones(len(source)) if shape == "equal" else rng.exponential(1.0, len(source)).round(2)
+        work = np.ones(num_nodes) if shape == "equal" else rng.exponential(1.0, num_nodes) * (rng.random(num_nodes) > 0.2)
+        position = rng.permutation(num_nodes) if shape == "shuffled" else np.arange(num_nodes)
+        num_groups = int(rng.integers(1, num_nodes + 1))
+        merged = coarsen(work, position, source, target, nbytes, num_groups)
+        check_coarsening(merged, position, source, target, num_groups)
+        assert coarsen(work, position, source, target, nbytes, num_groups).tolist() == merged.tolist()
+
+
+def test_coarse_groups_are_about_as_many_as_asked_for_and_balanced() -> None:
+    """A chain of 300 equal ops cut in 10: exactly 10 groups, none of more than twice the average."""
+    graph = wired([(n, n + 1) for n in range(299)], 300, flops=[1e13] * 300)
+    merged = group_ops(graph, "coarse:10")
+    sizes = np.bincount(merged)
+    assert len(sizes) == 10
+    assert sizes.max() <= 60
+
+
+def test_coarsening_nothing() -> None:
+    none = np.zeros(0, np.int64)
+    assert coarsen(np.zeros(0), none, none, none, np.zeros(0), 3).tolist() == []
+    assert coarsen(np.zeros(4), np.arange(4), none, none, np.zeros(0), 2).max() == 1  # no edges, no work
