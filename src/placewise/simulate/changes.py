@@ -103,12 +103,23 @@ def build_uses(tables: Tables, order: Small, num_groups: int) -> Uses:
         for groups in (tables.op_groups, tables.storage_groups, copy_groups)
     )
     return Uses(
-        *(small(column) for column in (positions, first, ops.offsets, ops.values, storages.offsets, storages.values)),
-        *(small(column) for column in (copies.offsets, copies.values)),
-        *(small(column) for column in (uses.offsets, users[uses.values], of_copy[uses.values])),
-        *(small(column) for column in (readers.offsets, readers.values, copy_groups, tables.storage_makers)),
-        np.array(tables.storage_sizes),
-        tables.storage_bytes < tables.storage_sizes,
+        positions=positions,
+        first_positions=small(first),
+        op_ends=small(ops.offsets),
+        ops=small(ops.values),
+        storage_ends=small(storages.offsets),
+        storages=small(storages.values),
+        copy_ends=small(copies.offsets),
+        copies=small(copies.values),
+        use_ends=small(uses.offsets),
+        use_ops=small(users[uses.values]),
+        use_copies=small(of_copy[uses.values]),
+        reader_ends=small(readers.offsets),
+        readers=small(readers.values),
+        copy_groups=small(copy_groups),
+        makers=tables.storage_makers,
+        sizes=tables.storage_sizes,
+        kept=tables.storage_bytes < tables.storage_sizes,
     )
 
 
@@ -134,9 +145,7 @@ def new_change_workspace(tables: Tables, uses: Uses) -> ChangeWorkspace:
 
 
 @kernel
-def make_base(
-    tables: Tables, order: Small, work: Workspace, memory: MemoryWorkspace, snapshots: Snapshots
-) -> Base:
+def make_base(tables: Tables, order: Small, work: Workspace, memory: MemoryWorkspace, snapshots: Snapshots) -> Base:
     """Returns the base of the placement in `work.devices`, fills the snapshots, and leaves the base in the workspace."""
     num_ops, num_devices = len(order), tables.num_devices
     work.free[:] = 0.0
@@ -164,7 +173,8 @@ def make_base(
     for g in range(len(tables.resident_bytes)):
         resident[work.devices[g]] += tables.resident_bytes[g]
     return Base(
-        work.devices.copy(), step, work.ends.copy(), work.launch_at.copy(), work.arrivals.copy(), last_use, memory.copy_last_use.copy(),
+        work.devices.copy(), step, work.ends.copy(), work.launch_at.copy(), work.arrivals.copy(),
+        last_use, memory.copy_last_use.copy(),
         resident, peak, usage, block_peaks,
     )  # fmt: skip
 
@@ -290,7 +300,12 @@ def _copy_events(
     if changes.copy_seen[copy] == stamp:
         return count
     changes.copy_seen[copy] = stamp
-    there, nbytes, firsts, lasts = devices[uses.copy_groups[copy]], tables.copy_bytes[copy], changes.copy_first, changes.copy_last
+    there, nbytes, firsts, lasts = (
+        devices[uses.copy_groups[copy]],
+        tables.copy_bytes[copy],
+        changes.copy_first,
+        changes.copy_last,
+    )
     firsts[:] = UNLAUNCHED
     for i in range(uses.reader_ends[copy], uses.reader_ends[copy + 1]):
         n = uses.readers[i]
@@ -332,7 +347,7 @@ def _sweep(base: Base, changes: ChangeWorkspace, count: int, peak: Ints) -> None
     num_ops, i = base.usage.shape[1], 0
     while i < count:
         device, difference, position = changes.event_device[i], 0, -1
-        highest = np.int64(-1)
+        highest = -1
         while i < count and changes.event_device[i] == device:
             at = changes.event_at[i]
             if at > position:
@@ -349,7 +364,7 @@ def _sweep(base: Base, changes: ChangeWorkspace, count: int, peak: Ints) -> None
 def _highest(base: Base, device: int, first: int, last: int) -> int:
     """Returns the most bytes in use on a device from one position (-1: before the first launch) to before another."""
     usage, block_peaks = base.usage, base.block_peaks
-    highest = np.int64(0)
+    highest = 0
     position = first
     if position < 0:
         highest = base.resident[device]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints
+from placewise.core.arrays import Floats
 from placewise.simulate.kernels import Workspace, kernel
 from placewise.simulate.tables import Small, Tables
 

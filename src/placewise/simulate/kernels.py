@@ -187,9 +187,7 @@ def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Flo
 
 
 @kernel
-def peak_bytes(
-    tables: Tables, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
-) -> None:
+def peak_bytes(tables: Tables, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any) -> None:
     """Writes the most bytes in use on each device into `peak` [devices], from what `run` noted.
 
     `timeline` [ops, devices] gets the bytes in use at each launch, or is None.

@@ -159,7 +159,7 @@ def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
 @kernel
 def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
     """Takes the op with the smallest key off a heap of `count` ops."""
-    top = heap[first]
+    top: int = heap[first]
     last = heap[first + count - 1]
     i, size = 0, count - 1
     while True:
@@ -295,7 +295,7 @@ def run_priority_batch(
     tables: Tables, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
     schedule: PriorityWorkspace, step_seconds: Floats, peaks: Ints, orders: Any,
 ) -> None:  # fmt: skip
-    """Writes the step's seconds and peak bytes of placements in their priority order, or in program order where that is better.
+    """Writes the step's seconds and peak bytes of placements, each in its priority order or, if better, in program order.
 
     Better is what fits, then what is faster; ties go to the program order. `orders` [batch, ops] gets the order that
     counts, or is None.
@@ -319,7 +319,7 @@ def run_priority_batch(
                 forget_copies(work, num_copies)
                 fits, other_fits = (peaks[row] <= tables.memory_bytes).all(), (other_peak <= tables.memory_bytes).all()
                 if fits != other_fits:
-                    keeps_program = other_fits
+                    keeps_program = bool(other_fits)
                 if keeps_program:
                     peaks[row] = other_peak
         step_seconds[row] = program_seconds if keeps_program else seconds

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
-from placewise.simulate import changes, kernels, priority
+from placewise.simulate import kernels, priority
 from placewise.simulate.explain import explain
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.tables import Small, Tables, build_tables, copied_tensors
@@ -40,7 +40,7 @@ class Simulator:
     problem: Problem
     order: str = "priority"
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
-    _idle: list[Any] = field(default_factory=list, repr=False)  # workspaces that no thread uses
+    _idle: list["_Workspaces"] = field(default_factory=list, repr=False)  # workspaces that no thread uses
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -59,7 +59,7 @@ class Simulator:
         return Evaluation(cost, seconds, overflow)
 
     def measure(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Measurement:
-        """Returns the step time and the peak memory of placements [batch, groups], in given orders [batch, ops] or its own."""
+        """Returns step time and peak memory of placements [batch, groups], in given orders [batch, ops] or in its own."""
         placements = np.ascontiguousarray(self.problem.check_placements(placements))
         batch = len(placements)
         seconds, peaks = np.zeros(batch), np.zeros((batch, self.problem.num_devices), np.int64)
@@ -81,11 +81,10 @@ class Simulator:
 
     def schedule(self, placement: Ints, order: Ints | None = None) -> Schedule:
         """Returns the whole timeline of one placement [groups], in a given order [ops] or in the one that counts."""
-        rows = np.asarray(placement)[None]
-        measured = self.measure(rows, None if order is None else np.asarray(order)[None], keep_orders=True)
-        assert measured.orders is not None
-        launch, workspace = measured.orders[0], self._workspace()
-        workspace.times.devices[:] = rows[0]
+        placement = self.problem.check_placements(np.asarray(placement)[None])[0]
+        launch = self.order_of(placement) if order is None else self.problem.check_order(order).astype(np.int32)
+        workspace = self._workspace()
+        workspace.times.devices[:] = placement
         timeline = explain(self.tables, launch, workspace.times)
         memory = np.zeros((self.problem.num_ops, self.problem.num_devices), np.int64)
         peak = np.zeros(self.problem.num_devices, np.int64)
@@ -93,14 +92,15 @@ class Simulator:
         kernels.peak_bytes(self.tables, workspace.times, workspace.memory, num_copies, peak, memory)
         kernels.forget_copies(workspace.times, num_copies)
         self._idle.append(workspace)
-        return Schedule(self.problem, rows[0], launch.astype(np.int64), timeline, copied_tensors(self.problem), memory, peak)
+        tensors = copied_tensors(self.problem)
+        return Schedule(self.problem, placement, launch.astype(np.int64), timeline, tensors, memory, peak)
 
-    def around(self, placement: Ints, order: Ints | None = None) -> "Neighbourhood":
-        """Returns a judge of small changes to a placement [groups], all in one order: given [ops], or the one that counts."""
-        rows = np.asarray(placement)[None]
-        measured = self.measure(rows, None if order is None else np.asarray(order)[None], keep_orders=True)
+    def order_of(self, placement: Ints) -> Small:
+        """Returns the order that counts for a placement [groups]: [ops]."""
+        measured = self.measure(np.asarray(placement)[None], keep_orders=True)
         assert measured.orders is not None
-        return Neighbourhood(self, rows[0], measured.orders[0])
+        order: Small = measured.orders[0]
+        return order
 
     @cached_property
     def tables(self) -> Tables:
@@ -152,67 +152,14 @@ class Simulator:
         try:
             return self._idle.pop()
         except IndexError:
-            tables = self.tables
             return _Workspaces(
-                kernels.new_workspace(tables, self.problem.num_groups),
-                kernels.new_memory_workspace(tables),
-                priority.new_priority_workspace(tables, self._dependencies) if self.order == "priority" else None,
+                kernels.new_workspace(self.tables, self.problem.num_groups),
+                kernels.new_memory_workspace(self.tables),
+                priority.new_priority_workspace(self.tables, self._dependencies),
             )
-
-
-class Neighbourhood:
-    """Judges small changes to one placement in one order; exact, and faster than simulating each as a whole."""
-
-    def __init__(self, simulator: Simulator, placement: Ints, order: Small) -> None:
-        tables, problem = simulator.tables, simulator.problem
-        self.simulator, self.order = simulator, order
-        self._uses = changes.build_uses(tables, order, problem.num_groups)
-        count = problem.num_ops // changes.STRIDE + 1
-        self._snapshots = kernels.Snapshots(
-            changes.STRIDE, np.zeros(count), np.zeros((count, tables.num_devices)), np.zeros((count, tables.num_channels))
-        )
-        self._work = kernels.new_workspace(tables, problem.num_groups)
-        self._memory = kernels.new_memory_workspace(tables)
-        self._changes = changes.new_change_workspace(tables, self._uses)
-        self._stamp = 0
-        self.move_to(placement)
-
-    def move_to(self, placement: Ints) -> None:
-        """Makes another placement the one that changes start from."""
-        self.placement = np.array(placement)
-        self._work.devices[:] = placement
-        self._base = changes.make_base(self.simulator.tables, self.order, self._work, self._memory, self._snapshots)
-
-    @property
-    def step_seconds(self) -> float:
-        """The step time of the placement itself."""
-        return float(self._base.step_seconds)
-
-    def moves(self, groups: Ints, devices: Ints, *, with_memory: bool = True) -> Evaluation:
-        """Returns the evaluation of changes that each put one group on one device: [changes], [changes]."""
-        return self(np.arange(len(groups) + 1), groups, devices, with_memory=with_memory)
-
-    def __call__(self, ends: Ints, groups: Ints, devices: Ints, *, with_memory: bool = True) -> Evaluation:
-        """Returns the evaluation of changes; change c puts `groups[ends[c]:ends[c + 1]]` on `devices[...]`.
-
-        Without memory every change counts as one that fits.
-        """
-        count = len(ends) - 1
-        seconds, peaks = np.zeros(count), np.zeros((count, self.simulator.problem.num_devices), np.int64)
-        ends, groups, devices = (changes.small(column) for column in (ends, groups, devices))
-        first = np.append(self._uses.first_positions[groups], 0)
-        earliest = np.minimum.reduceat(first, ends[:-1]) if count else first[:0]
-        earliest = np.where(ends[:-1] < ends[1:], earliest, self.simulator.problem.num_ops)
-        rows = np.argsort(-earliest, kind="stable")
-        changes.run_changes(
-            self.simulator.tables, self._uses, self.order, self._base, self._snapshots, self._work, self._changes,
-            ends, groups, devices, changes.small(rows), self._stamp, seconds, peaks if with_memory else None,
-        )  # fmt: skip
-        self._stamp += count
-        return self.simulator.evaluation(seconds, peaks)
 
 
 class _Workspaces(NamedTuple):
     times: kernels.Workspace
     memory: kernels.MemoryWorkspace
-    priority: priority.PriorityWorkspace | None
+    priority: priority.PriorityWorkspace

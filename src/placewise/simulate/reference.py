@@ -1,0 +1,146 @@
+"""The meaning of a placement in the plainest Python there is: slow, obvious, and what the kernels are tested against.
+
+It works on plain data, as the files say it: a graph, a cluster, and a device's name for each group.
+"""
+
+from typing import Any
+
+UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def size(text: int | str) -> int:
+    """Returns a number of bytes from 4096 or "12GiB"."""
+    if not isinstance(text, str):
+        return int(text)
+    unit = next((u for u in UNITS if text.endswith(u)), None)
+    return int(float(text.removesuffix(unit)) * UNITS[unit]) if unit else int(text)
+
+
+def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
+    """Returns {(source, destination): (seconds of latency, bytes per second, channel)}, by device name."""
+    names = [d["name"] for d in cluster["devices"]]
+    table = {}
+    if default := cluster.get("default_link"):
+        for a in names:
+            for b in names:
+                if a != b:
+                    table[a, b] = (
+                        default["latency_seconds"],
+                        default["bytes_per_second"],
+                        default.get("channel", f"{a}->{b}"),
+                    )
+    for link in cluster.get("links", []):
+        for a, b in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
+            table[a, b] = (link["latency_seconds"], link["bytes_per_second"], link.get("channel", f"{a}->{b}"))
+    return table
+
+
+def op_seconds(op: Any, device: Any) -> float:
+    """Returns how long an op runs on a device: a given time (by device name, then by kind), else the roofline."""
+    given: dict[str, float] = op.get("seconds", {})
+    for key in (device["name"], device["kind"]):
+        if key in given:
+            return given[key]
+    work: float = max(op.get("flops", 0) / device["flops"], op.get("nbytes_moved", 0) / device["bytes_per_second"])
+    overhead: float = device.get("overhead_seconds", 0.0)
+    return work + overhead if work else 0.0
+
+
+def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None = None) -> dict[str, Any]:
+    """Returns the step that this placement (a device name for each group) makes, ops launched in `order`."""
+    ops, tensors = graph["ops"], graph["tensors"]
+    devices = {d["name"]: d for d in cluster["devices"]}
+    table, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
+    order = list(range(len(ops))) if order is None else order
+    device_of: list[str] = [placement[op["group"]] for op in ops]
+    producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
+    first_reader = {t: n for n in reversed(range(len(ops))) for t in ops[n]["reads"]}
+
+    def home(t: int) -> str:
+        """Returns the device where a tensor comes into being: its producer's, or a resident tensor's home."""
+        if t in producer:
+            return device_of[producer[t]]
+        if "home" in tensors[t]:
+            return str(placement[tensors[t]["home"]])
+        return device_of[first_reader[t]] if t in first_reader else str(cluster["devices"][0]["name"])
+
+    def storage(t: int) -> int:
+        """Returns the tensor whose memory this one shares (itself when it has its own)."""
+        while "alias_of" in tensors[t]:
+            t = tensors[t]["alias_of"]
+        return t
+
+    # 1. Time: the host launches ops one by one; every device and every channel works through its own queue in that order.
+    host, device_free = 0.0, dict.fromkeys(devices, 0.0)
+    channel_free: dict[str, float] = {}
+    ready = {(t, home(t)): 0.0 for t in range(len(tensors)) if t not in producer}
+    start: dict[int, float] = {}
+    end: dict[int, float] = {}
+    copies = []
+    for n in order:
+        here = device_of[n]
+        for t in ops[n]["reads"]:
+            if (t, here) not in ready:
+                there = home(t)
+                latency, bandwidth, channel = table[there, here]
+                host += dispatch
+                begin = max(host, ready[t, there], channel_free.get(channel, 0.0))
+                ready[t, here] = channel_free[channel] = begin + latency + tensors[t]["nbytes"] / bandwidth
+                copies.append({"tensor": t, "from": there, "to": here, "start": begin, "end": ready[t, here], "for": n})
+        host += dispatch
+        waits = (
+            [host, device_free[here]] + [ready[t, here] for t in ops[n]["reads"]] + [end[m] for m in ops[n].get("after", [])]
+        )
+        start[n] = max(waits)
+        end[n] = device_free[here] = start[n] + op_seconds(ops[n], devices[here])
+        for t in ops[n]["writes"]:
+            ready[t, here] = end[n]
+
+    # 2. Memory: bytes are taken and given back at launches, in launch order, so they do not depend on the times above.
+    last_use: dict[Any, int] = {}  # (storage or copied tensor, device) -> position in `order`
+    taken_at: dict[Any, int] = {}
+    kept: set[Any] = {(storage(t), home(t)) for t in graph.get("outputs", [])}
+    bytes_of: dict[Any, int] = {}
+    for position, n in enumerate(order):
+        here = device_of[n]
+        for t in ops[n]["reads"]:
+            there = home(t)
+            if there == here:
+                last_use[storage(t), here] = position
+            else:
+                key: Any = (("copy", t), here)
+                bytes_of[key] = tensors[t]["nbytes"]
+                if taken_at.setdefault(key, position) == position:
+                    last_use[storage(t), there] = max(position, last_use.get((storage(t), there), 0))
+                last_use[key] = position
+        for t in ops[n]["writes"]:
+            root = storage(t)
+            last_use[root, here] = position
+            if root == t:
+                bytes_of[root, here], taken_at[root, here] = tensors[t]["nbytes"], position
+    used = dict.fromkeys(devices, 0)
+    for t in range(len(tensors)):
+        if t not in producer and storage(t) == t:
+            used[home(t)] += tensors[t]["nbytes"]
+    take: dict[int, list[Any]] = {}
+    give: dict[int, list[Any]] = {}
+    for key, position in taken_at.items():
+        take.setdefault(position, []).append(key)
+        if key not in kept:
+            give.setdefault(last_use[key], []).append(key)
+    peak = dict(used)
+    for position in range(len(order)):
+        for key in take.get(position, []):
+            used[key[1]] += bytes_of[key]
+        peak = {d: max(peak[d], used[d]) for d in devices}
+        for key in give.get(position, []):
+            used[key[1]] -= bytes_of[key]
+
+    return {
+        "step_seconds": max(end.values(), default=0.0),
+        "fits": all(peak[d] <= size(devices[d]["memory"]) for d in devices),
+        "peak_bytes": peak,
+        "start": [start[n] for n in range(len(ops))],
+        "end": [end[n] for n in range(len(ops))],
+        "copies": copies,
+    }
