@@ -22,6 +22,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("execute",),
     ("report",),
     ("bench",),
+    ("commands",),
     ("cli",),
     ("__init__", "__main__"),
 )

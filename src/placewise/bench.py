@@ -1,38 +1,190 @@
-"""Benchmarks that anyone can repeat: `placewise bench`."""
+"""Benchmarks that anyone can repeat: `placewise bench`. Each returns rows of named figures, measured in one run."""
 
+import json
 import time
-from dataclasses import asdict, dataclass
+import tomllib
+from collections.abc import Callable
 from typing import Any
 
-from placewise.capture import zoo
+import numpy as np
 
+from placewise.capture import zoo
+from placewise.capture.models import load_graph
+from placewise.core.arrays import Ints, Ragged
+from placewise.core.cluster import Cluster
+from placewise.core.cluster_file import format_cluster
+from placewise.core.graph import Graph, Ops, Tensors
+from placewise.core.graph_file import format_graph
+from placewise.core.problem import Problem
+
+Rows = list[dict[str, Any]]
 CAPTURED = (
     *("inception-v3", "resnet:depth=50", "resnet:depth=200", "cifar-cnn", "rnnlm", "nmt:layers=2", "nmt:layers=8"),
     *("gpt", "gpt:size=xl", "gpt:micro_batches=8", "bert"),
 )
+SIMULATED = ("nmt:layers=2", "inception-v3", "gpt")
+ORDERED = ("inception-v3", "resnet", "cifar-cnn", "rnnlm", "nmt:layers=4", "gpt:micro_batches=8", "bert:micro_batches=4")
 
 
-@dataclass(frozen=True)
-class CaptureFigures:
-    """What it took to capture one model."""
-
-    model: str
-    num_ops: int
-    num_groups: int
-    seconds: float  # building the model on the meta device, recording the step, building and checking the graph
-    microseconds_per_op: float
-
-
-def bench_capture(models: tuple[str, ...] = CAPTURED) -> list[dict[str, Any]]:
-    """Returns the figures of each model, captured one after the other in this process; torch is loaded before."""
+def bench_capture(models: tuple[str, ...]) -> Rows:
+    """Returns what it takes to capture each model: building it on the meta device, recording, building the graph."""
     from placewise.capture.training import capture_step
 
     capture_step(zoo.build("rnnlm:layers=1,hidden=2,steps=1,batch=1,vocab=2"))  # loads what torch loads late
-    figures = []
-    for model in models:
+    rows = []
+    for model in models or CAPTURED:
         started = time.perf_counter()
         graph = capture_step(zoo.build(model), model).graph
         seconds = time.perf_counter() - started
-        per_op = seconds / len(graph.ops) * 1e6
-        figures.append(asdict(CaptureFigures(model, len(graph.ops), graph.num_groups, seconds, per_op)))
-    return figures
+        row = {"model": model, "ops": len(graph.ops), "groups": graph.num_groups, "seconds": seconds}
+        rows.append({**row, "µs per op": seconds / len(graph.ops) * 1e6})
+    return rows
+
+
+def bench_simulate(models: tuple[str, ...]) -> Rows:
+    """Returns millions of ops x placements a second on two GPUs and a CPU, for random and for contiguous placements."""
+    rows = []
+    for model in models or SIMULATED:
+        problem = Problem.of(load_graph(model), Cluster.load("2xK80"))
+        for kind, placements in _placements(problem, 64).items():
+            rows.append({"model": model, "placements": kind, **_speeds(problem, placements)})
+    return rows
+
+
+def _placements(problem: Problem, batch: int) -> dict[str, Ints]:
+    """Returns placements at random, and in contiguous parts with one group in fifty elsewhere: [batch, groups] each."""
+    rng = np.random.default_rng(0)
+    anywhere = rng.integers(problem.num_devices, size=(batch, problem.num_groups))
+    parts = np.arange(problem.num_groups) * problem.num_devices // problem.num_groups
+    return {"random": anywhere, "parts": np.where(rng.random(anywhere.shape) < 0.02, anywhere, parts)}
+
+
+def _speeds(problem: Problem, placements: Ints) -> dict[str, float]:
+    """Returns millions of ops x placements a second of every form of simulation."""
+    from placewise.simulate import kernels
+    from placewise.simulate.neighbourhood import Neighbourhood
+    from placewise.simulate.reference import simulate
+    from placewise.simulate.simulator import Simulator
+
+    one, all_cores = Simulator(problem, "program", 1), Simulator(problem, "program")
+    work, program = kernels.new_workspace(one.tables, problem.num_groups), np.arange(problem.num_ops, dtype=np.int32)[None]
+    seconds, peaks = np.zeros(len(placements)), np.zeros((len(placements), problem.num_devices), np.int64)
+    rng = np.random.default_rng(1)
+    groups, devices = rng.integers(problem.num_groups, size=256), rng.integers(problem.num_devices, size=256)
+    near = Neighbourhood(one, placements[0])
+    by_priority, priority_all = Simulator(problem, "priority", 1), Simulator(problem, "priority")
+    graph, cluster = json.loads(format_graph(problem.graph)), tomllib.loads(format_cluster(problem.cluster))
+    names = problem.expand(placements[0])
+
+    def time_only() -> None:
+        kernels.run_batch(one.tables, placements, program, work, None, seconds, peaks)
+
+    batch = len(placements)
+    runs: dict[str, tuple[Callable[[], object], int]] = {
+        "time": (time_only, batch),
+        "time+memory": (lambda: one.measure(placements), batch),
+        "all cores": (lambda: all_cores.measure(placements), batch),
+        "priority": (lambda: by_priority.measure(placements), batch),
+        "priority, all cores": (lambda: priority_all.measure(placements), batch),
+        "changes": (lambda: near.moves(groups, devices), len(groups)),
+        "changes, time": (lambda: near.moves(groups, devices, with_memory=False), len(groups)),
+        "plain Python": (lambda: simulate(graph, cluster, names), 1),
+    }
+    return {name: count * problem.num_ops / _best_seconds(run) / 1e6 for name, (run, count) in runs.items()}
+
+
+def _best_seconds(run: Callable[[], object], repeats: int = 5) -> float:
+    """Returns the shortest of several runs, after one that does not count: others use this machine too."""
+    run()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def bench_scale(models: tuple[str, ...]) -> Rows:
+    """Returns the time of one simulation of generated graphs of 1,000 to 1,000,000 ops on two GPUs and a CPU."""
+    from placewise.simulate.simulator import Simulator
+
+    rows: Rows = []
+    for num_ops in [1000 * 2**k for k in range(10)] + [1_000_000]:
+        problem = Problem.of(generated_graph(num_ops), Cluster.load("2xK80"))
+        placement = _placements(problem, 1)["parts"]
+        row: dict[str, Any] = {"ops": num_ops}
+        for order in ("program", "priority"):
+            simulator = Simulator(problem, order, 1)
+            row[f"{order} ms"] = _best_seconds(lambda: simulator.measure(placement), 5 if num_ops < 10**5 else 2) * 1e3  # noqa: B023
+            if rows and num_ops != 1_000_000:
+                row[f"{order}, twice the ops"] = row[f"{order} ms"] / rows[-1][f"{order} ms"]
+            else:
+                row[f"{order}, twice the ops"] = "-"
+        rows.append(row)
+    return rows
+
+
+def generated_graph(num_ops: int, seed: int = 0) -> Graph:
+    """Returns a graph of ops that each read one to three of the 200 tensors made last, with a parameter for every tenth."""
+    rng = np.random.default_rng(seed)
+    num_parameters = num_ops // 10
+    n = np.arange(num_ops)
+    reads = [np.maximum(n - 1 - rng.integers(200, size=num_ops), 0) for _ in range(3)]
+    keep = [n > 0, (n > 0) & (rng.random(num_ops) < 0.6), (n > 0) & (rng.random(num_ops) < 0.3)]
+    readers = np.concatenate([n[kept] for kept in keep] + [rng.permutation(num_ops)[:num_parameters]])
+    tensors = np.concatenate(
+        [read[kept] for read, kept in zip(reads, keep, strict=True)] + [num_ops + np.arange(num_parameters)]
+    )
+    count = num_ops + num_parameters
+    home = np.full(count, -1)
+    home[num_ops:] = rng.integers(num_ops, size=num_parameters)
+    kinds = np.where(np.arange(count) < num_ops, 5, 1)
+    names = tuple(f"t{i}" for i in range(count))
+    empty = Ragged(np.zeros(num_ops + 1, np.int64), np.zeros(0, np.int64))
+    return Graph(
+        f"generated-{num_ops}",
+        Tensors(names, rng.integers(1, 2**20, size=count), kinds, home, np.full(count, -1)),
+        Ops(
+            tuple(f"op{i}" for i in range(num_ops)), ("op",) * num_ops, np.zeros(num_ops, np.int64), n,
+            Ragged.grouped(readers, tensors, num_ops), Ragged(np.arange(num_ops + 1), n), empty,
+            rng.uniform(1e6, 1e9, size=num_ops), rng.uniform(1e4, 1e7, size=num_ops),
+            (None,) * num_ops, np.full(num_ops, -1),
+        ),
+        np.array([num_ops - 1]),
+    )  # fmt: skip
+
+
+def bench_orders(models: tuple[str, ...]) -> Rows:
+    """Returns program order's time over priority order's on four GPUs: contiguous layers, and 100 random placements."""
+    from placewise.simulate.simulator import Simulator
+
+    rows = []
+    for model in models or ORDERED:
+        problem = Problem.of(load_graph(model), Cluster.load("4xK80"))
+        num_gpus = problem.num_devices - 1
+        rng = np.random.default_rng(0)
+        layers = _balanced_layers(problem, num_gpus)[None]
+        anywhere = rng.integers(num_gpus, size=(100, problem.num_groups))
+        program, priority = Simulator(problem, "program"), Simulator(problem, "priority")
+        gain = [program.measure(p).step_seconds / priority.measure(p).step_seconds for p in (layers, anywhere)]
+        row = {"model": model, "layers: program s": float(program.measure(layers).step_seconds[0])}
+        row |= {"priority s": float(priority.measure(layers).step_seconds[0]), "gain": float(gain[0][0])}
+        rows.append(
+            row
+            | {"random: median gain": float(np.median(gain[1])), "least": float(gain[1].min()), "most": float(gain[1].max())}
+        )
+    return rows
+
+
+def _balanced_layers(problem: Problem, num_parts: int) -> Ints:
+    """Returns contiguous layers of equal forward time, each with its backward and update ops: [groups]."""
+    from placewise.core.grouping import group_ops
+
+    graph = problem.graph
+    modules = group_ops(graph, "module")[problem.graph.ops.groups]  # [ops], numbered by first op
+    forward = np.where(graph.ops.phases == 0, problem.op_seconds[:, 0], 0.0)
+    work = np.bincount(modules, weights=forward)
+    part = np.minimum((np.cumsum(work) - work / 2) / work.sum() * num_parts, num_parts - 1).astype(np.int64)
+    placement = np.zeros(problem.num_groups, np.int64)
+    placement[problem.op_groups[::-1]] = part[modules[::-1]]
+    return placement

@@ -5,6 +5,7 @@ PlacewiseError
 │   ├── GraphError          a graph or its file
 │   ├── ClusterError        a cluster or its file
 │   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
+│   ├── PlanError           a plan or its file
 │   ├── ModelError          a model's name or its options
 │   └── CaptureError        a step that can't be recorded
 └── NothingFits             every placement overflows a device (exit code 3)
@@ -29,6 +30,10 @@ class ClusterError(InputError):
 
 class ProblemError(InputError):
     """A graph and a cluster do not go together, or a placement or an order is not one of this problem."""
+
+
+class PlanError(InputError):
+    """A plan, or its file, breaks a rule of the format, or is not one of this problem."""
 
 
 class ModelError(InputError):

@@ -1,0 +1,48 @@
+"""What the commands share."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from placewise.core.errors import InputError
+
+MODEL_HELP = "a zoo name with options (nmt:layers=4,batch=64), a graph file, or package.module:function"
+CLUSTER_HELP = "a preset (2xK80) or a cluster.toml"
+
+
+def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+    """Adds a command, which `run` carries out, and returns its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+    parser.set_defaults(run=run)
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    return parser
+
+
+def print_json(data: Any) -> None:
+    """Prints one JSON object."""
+    print(json.dumps(data, indent=1, allow_nan=False))
+
+
+def check_writable(path: str | None) -> None:
+    """Refuses an output file that can't be written before any work is done."""
+    if path is None:
+        return
+    from placewise.core.files import is_special
+
+    folder = Path(path).absolute().parent
+    if os.path.isdir(path):
+        raise InputError(f"{path}: can't be written: it is a folder")
+    if not os.path.isdir(folder):
+        raise InputError(f"{path}: can't be written: there is no folder {folder}")
+    if not os.access(path if is_special(path) else folder, os.W_OK):
+        raise InputError(f"{path}: can't be written: you may not write to {folder}")
+
+
+def count_argument(text: str) -> int:
+    """Returns a whole number of at least 0."""
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, it is {text!r}")
+    return int(text)

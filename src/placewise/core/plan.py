@@ -1,0 +1,102 @@
+"""A plan: where each group runs, in which order the ops are launched, and what was found on the way to it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placewise.core.arrays import Ints
+from placewise.core.errors import InputError, PlanError
+from placewise.core.files import Table, describe, parse_json, read_bytes, write_bytes
+from placewise.core.problem import Problem
+
+FORMAT, VERSION = "placewise-plan", 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement of a graph's own groups, an order, and what was predicted; only the placement must be there."""
+
+    placement: tuple[str, ...]  # a device's name for each of the graph's own groups
+    order: tuple[int, ...] | None = None  # None: program order
+    graph_digest: str | None = None
+    cluster: str | None = None  # its name
+    strategy: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of the strategy
+    seed: int | None = None
+    evaluations: int | None = None
+    step_seconds: float | None = None
+    bound_seconds: float | None = None
+    gap: float | None = None
+    fits: bool | None = None
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
+    history: tuple[tuple[int, float], ...] = ()  # (evaluations spent, best step seconds)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan's file."""
+        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_bytes(path, (json.dumps(fields, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        """Returns the plan of a file; a PlanError names the file, the field and the rule that does not hold."""
+        return _parse(parse_json(path, read_bytes(path, PlanError), PlanError), str(path))
+
+    def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
+        """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
+        if self.graph_digest is not None and self.graph_digest != problem.graph.digest:
+            raise PlanError(
+                f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
+                f"that of {problem.graph.name!r} is {problem.graph.digest[:12]}..."
+            )
+        try:
+            placement = problem.contract(self.placement)
+            return placement, None if self.order is None else problem.check_order(np.array(self.order, np.int64))
+        except InputError as rule:
+            raise PlanError(f"{source}: {rule}") from None
+
+
+def _parse(data: Any, source: str) -> Plan:
+    known = tuple(Plan.__dataclass_fields__)
+    table = Table(source, data, ("format", "version", *known), PlanError)
+    table.kind_of_file(FORMAT, VERSION)
+    placement = table.rows("placement")
+    for group, name in enumerate(placement):
+        if not isinstance(name, str):
+            raise table.wrong(f"placement[{group}] must be a device's name, it is {describe(name)}")
+    order = None if table.get("order", None) is None else tuple(table.indices("order"))
+    return Plan(tuple(placement), order, **_findings(table))
+
+
+def _findings(table: Table) -> dict[str, Any]:
+    """Returns the fields that say what was found, where they are given."""
+    found: dict[str, Any] = {}
+    for name in ("graph_digest", "cluster", "strategy"):
+        if table.get(name, None) is not None:
+            found[name] = table.text(name)
+    for name in ("seed", "evaluations"):
+        if table.get(name, None) is not None:
+            found[name] = table.integer(name)
+    for name in ("step_seconds", "bound_seconds", "gap"):
+        if table.get(name, None) is not None:
+            found[name] = table.number(name)
+    for name in ("parameters", "peak_bytes"):
+        if not isinstance(value := table.get(name, {}), dict):
+            raise table.wrong(f"{name} must be a table, it is {describe(value)}")
+        found[name] = value
+    peaks = Table(f"{table.element}: peak_bytes", found["peak_bytes"], tuple(found["peak_bytes"]), PlanError)
+    found["peak_bytes"] = {device: peaks.integer(device) for device in found["peak_bytes"]}
+    if (fits := table.get("fits", None)) not in (None, True, False) or type(fits) is int:
+        raise table.wrong(f"fits must be true or false, it is {describe(fits)}")
+    return {**found, "fits": fits, "history": _history(table)}
+
+
+def _history(table: Table) -> tuple[tuple[int, float], ...]:
+    rows = table.rows("history", [])
+    for i, row in enumerate(rows):
+        if not (isinstance(row, list) and len(row) == 2 and all(type(entry) in (int, float) for entry in row)):
+            raise table.wrong(f"history[{i}] must be [evaluations, seconds], it is {describe(row)}")
+    return tuple((int(spent), float(best)) for spent, best in rows)
