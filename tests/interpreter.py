@@ -27,6 +27,8 @@ def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimiz
             found = [result] if not isinstance(result, (tuple, list)) else [r for r in result if isinstance(r, Tensor)]
             for slot, value in zip(call.results, found, strict=True):
                 values[slot] = value
+    for resident, slot in program.updates:
+        optimizer.state[parameters[resident.name]][resident.key] = values[slot]  # type: ignore[union-attr]
     return [values[slot] for slot in program.outputs]
 
 

@@ -1,4 +1,4 @@
-"""The host's side of a step: numbers that Python computes, and where tensors are made.
+"""The host's own numbers in a step: what Python computes.
 
 Adam divides by 1 - beta ** step, and a schedule changes the learning rate between steps. If such numbers were recorded
 as they are, the recorded step would repeat one moment of training for ever. So while a step is recorded they are
@@ -7,53 +7,24 @@ HostScalars: floats that also write their arithmetic into the program.
 
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import _disable_current_modes
+from typing import Any
 
 from placewise.capture.program import Slot
-
-
-class HostProgram(Protocol):
-    """What HostScalars and the Redirect need from the recorder."""
-
-    def host_call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Slot:
-        """Records a call of the host and returns the slot of its result."""
-        ...
-
-    def host_tensor(self, scalar: float, slot: Slot, dtype: torch.dtype | None) -> Tensor:
-        """Returns a host's number as a tensor that the host keeps."""
-        ...
-
-    def host_slot(self, tensor: Tensor) -> Slot:
-        """Returns the slot of a tensor that the host keeps."""
-        ...
-
-    def constant(self, value: Tensor) -> Tensor:
-        """Returns the stand-in on the meta device of a tensor whose value is known."""
-        ...
-
-    def needs_value(self, what: str) -> Exception:
-        """Returns the error of a step that looks into a tensor."""
-        ...
+from placewise.capture.tape import Tape
 
 
 class HostScalar(float):
     """A float whose arithmetic is recorded."""
 
-    __slots__ = ("program", "slot")
-    program: HostProgram
+    __slots__ = ("slot", "tape")
     slot: Slot
+    tape: Tape
 
     @classmethod
-    def of(cls, value: float, program: HostProgram, slot: Slot) -> "HostScalar":
+    def of(cls, value: float, slot: Slot, tape: Tape) -> "HostScalar":
         """Returns the number, bound to its slot."""
         scalar = cls(value)
-        scalar.program, scalar.slot = program, slot
+        scalar.slot, scalar.tape = slot, tape
         return scalar
 
     def _record(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -61,7 +32,7 @@ class HostScalar(float):
         if not all(isinstance(arg, (int, float)) for arg in plain):
             return NotImplemented
         slots = tuple(arg.slot if isinstance(arg, HostScalar) else arg for arg in args)
-        return HostScalar.of(function(*plain), self.program, self.program.host_call(function, slots))
+        return HostScalar.of(function(*plain), self.tape.host_call(function, slots), self.tape)
 
     def __add__(self, other: Any) -> Any:
         return self._record(operator.add, self, other)
@@ -96,76 +67,26 @@ class HostScalar(float):
     def __neg__(self) -> Any:
         return self._record(operator.neg, self)
 
+    def __lt__(self, other: Any) -> Any:
+        return self._compare(operator.lt, other)
 
-VALUE_READERS = {
-    Tensor.item: "item()",
-    Tensor.tolist: "tolist()",
-    Tensor.numpy: "numpy()",
-    Tensor.__bool__: "a condition (bool)",
-    Tensor.__int__: "int()",
-    Tensor.__float__: "float()",
-    Tensor.__index__: "an index",
-    Tensor.__array__: "numpy",
-}
-FROM_DATA = (torch.tensor, torch.as_tensor, torch.asarray)
-FACTORIES = frozenset(_device_constructors()) - frozenset(FROM_DATA)
-MOVES = (Tensor.cuda, Tensor.cpu)
+    def __le__(self, other: Any) -> Any:
+        return self._compare(operator.le, other)
 
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(operator.gt, other)
 
-class Redirect(TorchFunctionMode):
-    """Makes every tensor of the step on the meta device, wherever the model wanted it, and keeps the host's scalars."""
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(operator.ge, other)
 
-    def __init__(self, program: HostProgram) -> None:
-        super().__init__()
-        self.program = program
-        self.scalars: dict[float, Slot] = {}  # those among the arguments of the call under way, by value
+    def __eq__(self, other: object) -> Any:
+        return self._compare(operator.eq, other)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in VALUE_READERS and args and isinstance(args[0], Tensor):
-            return self._read_value(func, args, kwargs)
-        if func in FACTORIES:
-            return func(*args, **{**kwargs, "device": "meta"})
-        if func in FROM_DATA:
-            return self._from_data(func, args, kwargs)
-        if func in MOVES:
-            return args[0]
-        if func is Tensor.to:
-            args, kwargs = _without_device(args, kwargs)
-        self.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self.scalars = {}
+    def __ne__(self, other: object) -> Any:
+        return self._compare(operator.ne, other)
 
-    def _read_value(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor: Tensor = args[0]
-        if tensor.is_meta:
-            raise self.program.needs_value(VALUE_READERS[func])
-        value = func(*args, **kwargs)
-        if func is not Tensor.item or not isinstance(value, float):
-            return value
-        slot = self.program.host_call(torch.ops.aten._local_scalar_dense.default, (self.program.host_slot(tensor),))
-        return HostScalar.of(value, self.program, slot)
+    __hash__ = float.__hash__
 
-    def _from_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args and isinstance(args[0], Tensor):
-            return func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
-        with _disable_current_modes():
-            if args and type(args[0]) is HostScalar:
-                return self.program.host_tensor(args[0], args[0].slot, kwargs.get("dtype"))
-            return self.program.constant(func(*args, **{**kwargs, "device": "cpu"}))
-
-
-def _without_device(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of Tensor.to without those that name a device, and never none at all."""
-    kept = tuple(arg for arg in args if type(arg) not in (str, int, torch.device))
-    kept = tuple(arg.dtype if isinstance(arg, Tensor) and arg is not args[0] else arg for arg in kept)
-    named = {key: value for key, value in kwargs.items() if key not in ("device", "other")}
-    if "other" in kwargs:
-        named["dtype"] = kwargs["other"].dtype
-    if len(kept) == 1 and "dtype" not in named:
-        named["dtype"] = args[0].dtype
-    return kept, named
+    def _compare(self, function: Callable[..., Any], other: Any) -> Any:
+        self.tape.used(self.slot)  # the branch stays as it is taken now
+        return function(float(self), other)

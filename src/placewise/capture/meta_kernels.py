@@ -24,7 +24,7 @@ class MetaKernels:
 
     def run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
         """Returns what `func(*args, **kwargs)` returns."""
-        if facts.is_view:
+        if facts.is_view or facts.changes_shape:
             return func(*args, **kwargs)
         try:
             key = (func, signature(args), tuple([(name, _sign(value)) for name, value in kwargs.items()]))
@@ -86,7 +86,9 @@ def _recipe(out: Any, args: Any, facts: OpFacts) -> Any:
     outputs = [out] if container is Tensor else out
     if container not in (Tensor, tuple, list) or any(not _is_plain(entry) for entry in outputs):
         return (None, ())
-    if len({entry.untyped_storage()._cdata for entry in outputs if entry is not None}) < sum(e is not None for e in outputs):
+    made = [entry.untyped_storage()._cdata for entry in outputs if entry is not None]
+    given = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
+    if len(set(made)) < len(made) or not given.isdisjoint(made):
         return (None, ())
     return (container, [None if e is None else (e.size(), e.stride(), e.dtype) for e in outputs])
 

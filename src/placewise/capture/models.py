@@ -85,7 +85,7 @@ def _call(model: str) -> Any:
 
 def _line_of(problem: BaseException) -> str:
     """Returns where in the user's code it happened."""
-    from placewise.capture.recorder import user_frame
+    from placewise.capture.training import user_frame
 
     place = user_frame(problem)
     return f" ({place})" if place else ""

@@ -3,11 +3,14 @@
 Flops of matrix products, convolutions and attention come from torch's own registry. All others are estimated as
 `FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor
 they read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of
-its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write.
+its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write,
+scatters (`SCATTERS`) write as much of theirs as they read, and what only overwrites (`OVERWRITES`) does not read first.
 """
 
 import torch
 from torch._ops import OpOverload
+
+from placewise.capture.windows import View
 
 FLOPS_PER_ELEMENT = {
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
@@ -15,7 +18,7 @@ FLOPS_PER_ELEMENT = {
     "native_group_norm": 6, "native_group_norm_backward": 11,
     "sigmoid": 4, "sigmoid_": 4, "tanh": 6, "tanh_": 6, "gelu": 10, "gelu_backward": 15, "silu": 5, "silu_backward": 8,
     "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
-    "lerp": 3, "lerp_": 3,
+    "lerp": 3, "lerp_": 3, "mv": 2, "addmv": 2, "dot": 2, "addr": 2,
 }  # fmt: skip
 MOVES_ONLY = frozenset({
     "clone", "copy", "copy_", "_to_copy", "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd",
@@ -31,6 +34,8 @@ SHAPE_ONLY = frozenset({  # they look at the shape of their first argument, not 
     "new_zeros", "new_ones", "new_full", "new_empty_strided",
 })  # fmt: skip
 LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
+SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"})
+OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
 CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
 GPU_ONLY_PREFIXES = (
     *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
@@ -43,8 +48,8 @@ class OpFacts:
     """What there is to know of an ATen overload, looked up once."""
 
     __slots__ = (
-        *("allocates", "creates", "flops_formula", "flops_per_element", "kind"),
-        *("is_view", "lookup", "mutated", "name", "recorded", "shape_only"),
+        *("allocates", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup"),
+        *("mutated", "name", "overwrites", "random", "recorded", "scatter", "shape_only", "takes_device"),
     )
 
     def __init__(self, function: OpOverload) -> None:
@@ -56,10 +61,13 @@ class OpFacts:
         self.recorded = function.namespace != "profiler"
         self.flops_formula = flop_registry.get(packet)
         self.shape_only = self.name in SHAPE_ONLY
-        takes_device = any(argument.name == "device" for argument in function._schema.arguments)
-        self.creates = takes_device and self.name != "_to_copy"
+        self.takes_device = any(argument.name == "device" for argument in function._schema.arguments)
+        self.random = torch.Tag.nondeterministic_seeded in function.tags
         self.allocates = self.name in ALLOCATES_ONLY
+        self.changes_shape = torch.Tag.inplace_view in function.tags  # squeeze_, t_, resize_
         self.lookup = self.name in LOOKUPS
+        self.scatter = self.name in SCATTERS
+        self.overwrites = self.name in OVERWRITES
         moves = self.name in MOVES_ONLY or self.allocates
         self.flops_per_element = 0 if moves else FLOPS_PER_ELEMENT.get(self.name, 1)
         self.is_view = function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
@@ -68,6 +76,29 @@ class OpFacts:
             for position, argument in enumerate(function._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+
+
+def estimated_flops(facts: OpFacts, inputs: list[View], outputs: list[View]) -> float:
+    """Returns the flops of an op that torch has no formula for."""
+    if not facts.flops_per_element:
+        return 0.0
+    return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
+
+
+def bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View], written: list[View]) -> float:
+    """Returns the bytes that an op must touch; `written` are those of its outputs that it changes in place."""
+    if facts.allocates:
+        return 0.0
+    made = sum([view.nbytes for view in outputs])
+    if facts.lookup:
+        return float(2 * made + sum([view.nbytes for view in inputs[1:]]))
+    if facts.scatter:
+        return float(sum([view.nbytes for view in inputs[1:]]) + max([view.nbytes for view in inputs[1:]], default=0))
+    read = dict.fromkeys(inputs)
+    if facts.overwrites:
+        for view in written:
+            read.pop(view, None)
+    return float(made + sum([view.nbytes for view in read]))
 
 
 def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None:

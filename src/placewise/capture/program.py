@@ -41,7 +41,7 @@ class Resident(NamedTuple):
     kind: str  # parameter, buffer, state, input, constant, or hyper-parameter
     name: str  # the parameter's or buffer's name; an input's path in the batch
     key: str | int = ""  # of a state: its name; of an input: the micro-batch; of a hyper-parameter: the parameter group
-    value: Tensor | None = None  # of a constant
+    value: Tensor | None = None  # of a constant; None where the model had it on the meta device, without a value
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,3 +52,4 @@ class Program:
     residents: tuple[Resident, ...]
     outputs: tuple[Slot, ...]  # the loss of each micro-batch, or what the model returned
     num_slots: int
+    updates: tuple[tuple[Resident, Slot], ...] = ()  # numbers of the optimizer's state that the host replaces at the end

@@ -1,25 +1,27 @@
 """From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
 
-import copy
 import gc
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placewise.capture.host import HostScalar, Redirect
+from placewise.capture.columns import BACKWARD, FORWARD, UPDATE
+from placewise.capture.host import HostScalar
 from placewise.capture.meta_kernels import QuickMeta
-from placewise.capture.program import Program
-from placewise.capture.recorder import BACKWARD, FORWARD, UPDATE, Recorded, Recorder, user_frame
+from placewise.capture.program import Program, Resident
+from placewise.capture.recorder import Recorder
+from placewise.capture.redirect import HostNumbers, Redirect
 from placewise.capture.step import TrainingStep
-from placewise.core.arrays import Ints, Ragged
+from placewise.capture.twins import adopt_state, meta_parts, meta_twin
 from placewise.core.errors import CaptureError
-from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Tensors
-from placewise.core.sets import merge_sets
+from placewise.core.files import one_line
+from placewise.core.graph import Graph
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,128 +33,62 @@ class CapturedStep:
     step: TrainingStep
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps Python from looking for cycles: recording makes many objects that all stay, and few cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
 def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     """Returns the recorded step; nothing is allocated or computed, and what was given is not changed."""
     recorder = Recorder()
-    redirect = Redirect(recorder)
-    recorder.scalars = lambda: redirect.scalars
-    model, optimizer = _meta_twins(step, recorder)
-    parts = _meta_parts(step, recorder)
+    twin = meta_twin(step, recorder)
+    parts = meta_parts(step, recorder)
+    _follow_modules(twin.model, recorder)
+    _follow_modules(twin.loss_fn, recorder, "loss")
     try:
-        with _no_garbage_collection(), _named_modules(model, recorder), _named_modules(step.loss_fn, recorder, "loss"):
-            if optimizer is None:
-                outputs = _record_inference(model, parts, recorder, redirect)
-            else:
-                outputs = _record_training(step, model, optimizer, parts, recorder, redirect)
-    except CaptureError as problem:
-        place = user_frame(problem)
-        raise CaptureError(f"{problem}{f' ({place})' if place else ''}") from None
-    kept = [recorder.tensor_of(tensor) for tensor in outputs]
-    graph = _graph(recorder.graph, kept, name or type(step.model).__name__)
-    slots = tuple(recorder.slot_of(tensor) for tensor in outputs)
-    program = Program(tuple(recorder.calls), tuple(recorder.residents), slots, recorder.num_slots)
-    return CapturedStep(graph, program, step)
-
-
-# --- stand-ins on the meta device ---
-
-
-def _meta_twins(step: TrainingStep, recorder: Recorder) -> tuple[nn.Module, torch.optim.Optimizer | None]:
-    """Returns copies of model and optimizer without data; their tensors are made known to the recorder."""
-    memo: dict[int, Any] = {}
-    for kind, named in (("parameter", step.model.named_parameters()), ("buffer", step.model.named_buffers())):
-        for name, tensor in named:
-            twin = torch.empty_like(tensor, device="meta")
-            if isinstance(tensor, nn.Parameter):
-                twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
-            memo[id(tensor)] = twin
-            recorder.add_resident(twin, kind, name, owner=name if kind == "parameter" else "")
-            if not tensor.is_meta:
-                recorder.forbidden[id(tensor)] = name
-    if step.optimizer is not None:
-        for state in step.optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, Tensor) and (value.dim() or value.device.type not in ("cpu", "meta")):
-                    memo[id(value)] = torch.empty_like(value, device="meta")
-    try:
-        return copy.deepcopy(step.model, memo), copy.deepcopy(step.optimizer, memo)
+        buffers = dict(twin.model.named_buffers())
+        outputs = _record_forward_and_backward(twin, parts, recorder)
+        if twin.optimizer is not None and step.optimizer is not None:
+            _record_update(twin.model, twin.optimizer, step.optimizer, recorder)
+        _keep_buffers(buffers, twin.model, recorder)
     except Exception as problem:
-        raise CaptureError(f"the model or its optimizer can't be copied: {problem}") from None
-
-
-def _meta_parts(step: TrainingStep, recorder: Recorder) -> list[Any]:
-    """Returns a stand-in of the batch for each micro-batch."""
-    count = step.micro_batches
-    if count < 1:
-        raise CaptureError(f"micro_batches must be at least 1, it is {count}")
-
-    def part(value: Any, path: str, number: int) -> Any:
-        if isinstance(value, Tensor):
-            rows = value.shape[0] if value.dim() else 1
-            if rows % count:
-                raise CaptureError(f"{path} has {rows} rows, which {count} micro-batches do not divide")
-            shape = (rows // count, *value.shape[1:]) if value.dim() else ()
-            twin = torch.empty(shape, dtype=value.dtype, device="meta")
-            recorder.add_resident(twin, "input", path, number if count > 1 else -1)
-            return twin
-        if isinstance(value, dict):
-            return {key: part(entry, f"{path}[{key!r}]", number) for key, entry in value.items()}
-        if isinstance(value, (list, tuple)):
-            entries = [part(entry, f"{path}[{i}]", number) for i, entry in enumerate(value)]
-            return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
-        return value
-
-    return [part(step.batch, "batch", number) for number in range(count)]
+        raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
+    graph = recorder.columns.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
+    return CapturedStep(graph, recorder.tape.program([recorder.windows.reach(t).slot for t in outputs]), step)
 
 
 # --- running it once ---
 
 
-def _record_training(
-    step: TrainingStep, model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Any], recorder: Recorder,
-    redirect: Redirect,
-) -> list[Tensor]:  # fmt: skip
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(id(parameter) not in names for parameter in parameters):
-        raise CaptureError("the optimizer has a parameter that is not one of the model's")
-    optimizer.zero_grad(set_to_none=True)
-    losses = []
-    with redirect, recorder:
+def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder: Recorder) -> list[Tensor]:
+    """Returns the loss of each micro-batch; without an optimizer all tensors that the model returns."""
+    outputs: list[Tensor] = []
+    with ExitStack() as modes:
+        if step.optimizer is None:
+            modes.enter_context(torch.no_grad())
+        modes.enter_context(Redirect(recorder))
+        modes.enter_context(recorder)
         for number, part in enumerate(parts):
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
-            loss = _loss(step.loss_fn, model, part)
+            if step.optimizer is None:
+                outputs += [t if t.is_meta else recorder.given(t) for t in _tensors(_call(step.model, part))]
+                continue
+            loss = _loss(step.loss_fn, step.model, part)
             if len(parts) > 1:
                 loss = loss / len(parts)
-            losses.append(loss.detach())
+            outputs.append(loss.detach())
             recorder.phase = BACKWARD
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if not trained:
-        raise CaptureError("no parameter of the optimizer gets a gradient")
-    with QuickMeta(recorder.kernels):
-        _make_state(optimizer, trained)
-    for parameter in trained:
-        _add_state(optimizer, parameter, names[id(parameter)], recorder)
-    for number, group in enumerate(optimizer.param_groups):
-        if isinstance(group["lr"], Tensor):
-            recorder.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
-        else:
-            group["lr"] = HostScalar.of(group["lr"], recorder, recorder.add_hyper_parameter("lr", number))
-    recorder.phase, recorder.micro_batch, recorder.path = UPDATE, -1, ""
-    with redirect, recorder:
-        optimizer.step()
-    return losses
-
-
-def _record_inference(model: nn.Module, parts: list[Any], recorder: Recorder, redirect: Redirect) -> list[Tensor]:
-    outputs: list[Tensor] = []
-    with torch.no_grad(), redirect, recorder:
-        for number, part in enumerate(parts):
-            recorder.micro_batch = number if len(parts) > 1 else -1
-            outputs += _tensors(_call(model, part))
     return outputs
 
 
@@ -186,43 +122,118 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for entry in value for tensor in _tensors(entry)] if isinstance(value, (list, tuple)) else []
 
 
-def _make_state(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:
-    """Lets the optimizer make its state, as its first step does, and update parameter by parameter from now on."""
-    for group in optimizer.param_groups:
-        group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
-    if not all(optimizer.state.get(parameter) for parameter in trained):
+# --- the update ---
+
+
+def _record_update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder
+) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if not trained:
+        raise CaptureError("no parameter of the optimizer gets a gradient")
+    recorder.phase, recorder.micro_batch, recorder.path = UPDATE, -1, ""
+    _make_state(optimizer, original, recorder)
+    numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
+    for number, group in enumerate(optimizer.param_groups):
+        if isinstance(group["lr"], Tensor):
+            recorder.tape.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
+        else:
+            resident = recorder.tape.add_number("hyper-parameter", "lr", number)
+            group["lr"] = HostScalar.of(group["lr"], resident.slot, recorder.tape)
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    with Redirect(recorder, live=True), recorder:
         optimizer.step()
+    _keep_numbers(numbers, recorder)
+    for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
+        if changed := [key for key, value in before.items() if group[key] is not value]:
+            raise CaptureError(f"the optimizer's step changes {changed[0]!r} of its parameter group {number}")
+    if recorder.tape.has_lost_numbers:
+        raise CaptureError(
+            "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
+            "a way that can't be recorded: only + - * / ** of Python and the methods of tensors can, not those of math"
+        )
 
 
-def _add_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder) -> None:
-    """Makes a parameter's gradient and optimizer state known."""
+def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:
+    """Lets the optimizer make its state, as its first step does; state that the original has already goes first."""
+    with HostNumbers(recorder), QuickMeta(recorder.kernels):
+        optimizer.step()
+    for group, given in zip(optimizer.param_groups, original.param_groups, strict=True):
+        for parameter, key in zip(group["params"], given["params"], strict=True):
+            if key in original.state:
+                adopt_state(optimizer, parameter, original.state[key])
+
+
+def _add_state(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder
+) -> list[tuple[dict[str, Any], Resident, type]]:
+    """Makes a parameter's gradient and optimizer state known; returns where numbers are that are no tensors."""
     assert parameter.grad is not None
     recorder.set_owner(parameter.grad, name)
-    for key, value in optimizer.state.get(parameter, {}).items():
+    state = optimizer.state.get(parameter, {})
+    numbers = []
+    for key, value in state.items():
         if isinstance(value, Tensor) and value.is_meta:
             recorder.add_resident(value, "state", name, key, owner=name)
         elif isinstance(value, Tensor):
-            recorder.add_host_resident(value, "state", name, key)
+            recorder.tape.add_host_resident(value, "state", name, key)
+        elif type(value) in (int, float):
+            resident = recorder.tape.add_number("state", name, key)
+            state[key] = HostScalar.of(value, resident.slot, recorder.tape)
+            numbers.append((state, resident, type(value)))
+    return numbers
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keeps Python from looking for cycles: recording makes many objects that all stay, and few cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _keep_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
+    """Records which numbers of the optimizer's state the step has replaced."""
+    for state, resident, kind in numbers:
+        value = state[str(resident.key)]
+        if type(value) is not HostScalar:
+            raise CaptureError(f"the optimizer's step gives its state {resident.key!r} a value that can't be recorded")
+        if value.slot != resident.slot:
+            slot = recorder.tape.host_call(int, (value.slot,)) if kind is int else value.slot
+            recorder.tape.update_number(resident, slot)
 
 
-@contextmanager
-def _named_modules(model: Any, recorder: Recorder, prefix: str = "") -> Iterator[None]:
-    """Lets the recorder know which module runs."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
+def _keep_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:
+    """Records a copy into each buffer that the model has replaced by another tensor (`self.mean = ...`)."""
+    present = dict(model.named_buffers(remove_duplicate=False))
+    for name, buffer in buffers.items():
+        value = present.get(name)
+        if value is buffer:
+            continue
+        recorder.path = name.rpartition(".")[0]
+        if value is None or value.size() != buffer.size() or value.dtype != buffer.dtype:
+            raise CaptureError(f"the step replaces the buffer {name!r} by something of another shape or type")
+        with torch.no_grad(), Redirect(recorder), recorder:
+            buffer.copy_(value)
+
+
+# --- around it ---
+
+
+def _located(problem: Exception, recorder: Recorder) -> CaptureError:
+    """Returns the error of a step that can't be recorded, with the place in the user's code."""
+    text = str(problem)
+    if not isinstance(problem, CaptureError):
+        text = f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem)}{recorder.where()}"
+    place = user_frame(problem)
+    return CaptureError(f"{text} ({place})" if place else text)
+
+
+def user_frame(problem: BaseException) -> str:
+    """Returns 'file.py:12' of the innermost frame outside of torch and placewise, or ''."""
+    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        if not frame.filename.startswith(libraries):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
+
+
+def _follow_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
+    """Lets the recorder know which module of a copy runs."""
     stack: list[str] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -235,65 +246,6 @@ def _named_modules(model: Any, recorder: Recorder, prefix: str = "") -> Iterator
     def leave(*_: Any) -> None:
         recorder.path = stack.pop()
 
-    handles = []
-    for name, module in model.named_modules():
-        path = ".".join(filter(None, (prefix, name)))
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# --- the graph ---
-
-
-def _graph(g: Recorded, outputs: list[int], name: str) -> Graph:
-    storages = _storages(g.alias_of)
-    writes = Ragged.of(g.writes)
-    groups = _colocated(g, storages)
-    home = np.full(len(storages), -1, np.int64)
-    home[storages[writes.values]] = groups[writes.rows]
-    home[writes.values] = -1  # what the step makes has no home
-    tensors = Tensors(
-        tuple(g.tensor_names),
-        np.array(g.tensor_bytes, np.int64),
-        np.array([TENSOR_KINDS.index(kind) for kind in g.tensor_kinds], np.int64),
-        home,
-        np.array(g.alias_of, np.int64),
-    )
-    ops = Ops(
-        names=tuple(g.op_names),
-        kinds=tuple(g.op_kinds),
-        phases=np.array(g.phases, np.int64),
-        groups=groups,
-        reads=Ragged.of(g.reads),
-        writes=writes,
-        after=Ragged.of(g.after),
-        flops=np.array(g.flops, np.float64),
-        bytes_moved=np.array(g.bytes_moved, np.float64),
-        devices=tuple(g.devices),
-        micro_batches=np.array(g.micro_batches, np.int64),
-    )
-    return Graph(name, tensors, ops, np.array(outputs, np.int64))
-
-
-def _storages(alias_of: list[int]) -> Ints:
-    """Returns the tensor that owns each tensor's memory; an alias stands behind what it shares: [tensors]."""
-    storages = list(range(len(alias_of)))
-    for tensor, alias in enumerate(alias_of):
-        if alias >= 0:
-            storages[tensor] = storages[alias]
-    return np.array(storages, np.int64)
-
-
-def _colocated(g: Recorded, storages: Ints) -> Ints:
-    """Returns the smallest groups: ops that write one storage, and a parameter's whole update: [ops]."""
-    first: dict[int | str, int] = {}  # storage, or parameter -> the first op that writes it or belongs to it
-    pairs = []
-    for op, (writes, owner) in enumerate(zip(g.writes, g.owners, strict=True)):
-        shared: list[int | str] = [int(storages[tensor]) for tensor in writes]
-        pairs += [(first.setdefault(key, op), op) for key in ([*shared, owner] if owner else shared)]
-    return merge_sets(len(g.op_names), pairs)
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        module.register_forward_pre_hook(enter(".".join(filter(None, (prefix, name)))), prepend=True)
+        module.register_forward_hook(leave)

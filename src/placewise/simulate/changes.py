@@ -15,6 +15,7 @@ from placewise.simulate.kernels import (
     MemoryWorkspace,
     Snapshots,
     Workspace,
+    borrowing,
     kernel,
     peak_bytes,
     run_from,
@@ -218,7 +219,7 @@ def run_changes(
     work.ends[:] = base.ends
 
 
-@kernel
+@borrowing
 def change_peaks(
     tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, moved: Small, stamp: int, peak: Ints
 ) -> None:
@@ -242,13 +243,14 @@ def change_peaks(
         if tables.resident_bytes[g] > 0:
             count = _add_event(changes, count, base.devices[g], -1, -tables.resident_bytes[g])
             count = _add_event(changes, count, devices[g], -1, tables.resident_bytes[g])
-    peak[:] = base.peak
+    for device in range(len(peak)):
+        peak[device] = base.peak[device]
     if count:
         _sort_events(changes, count)
         _sweep(base, changes, count, peak)
 
 
-@kernel
+@borrowing
 def _add_event(changes: ChangeWorkspace, count: int, device: int, position: int, nbytes: int) -> int:
     """Notes that from a position on (-1: before the first launch) a device's usage differs by so many bytes."""
     changes.event_device[count] = device
@@ -257,13 +259,13 @@ def _add_event(changes: ChangeWorkspace, count: int, device: int, position: int,
     return count + 1
 
 
-@kernel
+@borrowing
 def _add_life(changes: ChangeWorkspace, count: int, device: int, first: int, last: int, nbytes: int) -> int:
     """Notes that a device has more (or fewer) bytes in use from one launch to another, both included."""
     return _add_event(changes, _add_event(changes, count, device, first, nbytes), device, last + 1, -nbytes)
 
 
-@kernel
+@borrowing
 def _storage_events(
     tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, storage: int, stamp: int, count: int
 ) -> int:
@@ -292,7 +294,7 @@ def _storage_events(
     return count
 
 
-@kernel
+@borrowing
 def _copy_events(
     tables: Tables, uses: Uses, base: Base, devices: Any, changes: ChangeWorkspace, copy: int, stamp: int, count: int
 ) -> int:
@@ -306,7 +308,8 @@ def _copy_events(
         changes.copy_first,
         changes.copy_last,
     )
-    firsts[:] = UNLAUNCHED
+    for device in range(tables.num_devices):
+        firsts[device] = UNLAUNCHED
     for i in range(uses.reader_ends[copy], uses.reader_ends[copy + 1]):
         n = uses.readers[i]
         reader = devices[tables.op_groups[n]]
@@ -325,7 +328,7 @@ def _copy_events(
     return count
 
 
-@kernel
+@borrowing
 def _sort_events(changes: ChangeWorkspace, count: int) -> None:
     """Sorts events by device and position: by insertion, there are few."""
     for i in range(1, count):
@@ -341,7 +344,7 @@ def _sort_events(changes: ChangeWorkspace, count: int) -> None:
         changes.event_device[j + 1], changes.event_at[j + 1], changes.event_bytes[j + 1] = device, position, nbytes
 
 
-@kernel
+@borrowing
 def _sweep(base: Base, changes: ChangeWorkspace, count: int, peak: Ints) -> None:
     """Writes the new peaks of the devices that have events, sorted by device and position."""
     num_ops, i = base.usage.shape[1], 0
@@ -360,7 +363,7 @@ def _sweep(base: Base, changes: ChangeWorkspace, count: int, peak: Ints) -> None
         peak[device] = highest
 
 
-@kernel
+@borrowing
 def _highest(base: Base, device: int, first: int, last: int) -> int:
     """Returns the most bytes in use on a device from one position (-1: before the first launch) to before another."""
     usage, block_peaks = base.usage, base.block_peaks

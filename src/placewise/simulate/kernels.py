@@ -4,7 +4,8 @@ They compute what DESIGN.md calls the meaning of a placement. An *order* is the 
 in it. A copied tensor on a device has the *place* `copied tensor * devices + device`.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numba import njit
@@ -14,6 +15,14 @@ from placewise.simulate.tables import Small, Tables
 
 UNLAUNCHED = np.int32(2**31 - 1)  # when a copy is launched that is not
 kernel = njit(cache=True, nogil=True, error_model="numpy")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def borrowing(function: Function) -> Function:
+    """Compiles a kernel that makes no arrays: counting references to those that it is given would take half its time."""
+    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+    compiled: Function = njit(**options)(function)
+    return compiled
 
 
 class Workspace(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.problem import Problem
-from placewise.simulate.kernels import Workspace, forget_copies, kernel, peak_bytes, run
+from placewise.simulate.kernels import Workspace, borrowing, forget_copies, kernel, peak_bytes, run
 from placewise.simulate.tables import Small, Tables, ends_of, tensor_groups, unique_reads
 
 NEVER = -1.0  # the arrival of a copy that was not launched
@@ -109,7 +109,7 @@ def new_priority_workspace(tables: Tables, waits: Dependencies) -> PriorityWorks
     )
 
 
-@kernel
+@borrowing
 def remaining_paths(tables: Tables, waits: Dependencies, devices: Any, path: Floats) -> None:
     """Writes the longest path from each op's start to the end of the step, copies counted: [ops]."""
     num_devices, op_groups, op_seconds = tables.num_devices, tables.op_groups, tables.op_seconds
@@ -137,12 +137,12 @@ def remaining_paths(tables: Tables, waits: Dependencies, devices: Any, path: Flo
                 path[maker] = max(path[maker], way)
 
 
-@kernel
+@borrowing
 def _is_before(keys: Floats, a: int, b: int) -> bool:
     return keys[a] < keys[b] or (keys[a] == keys[b] and a < b)
 
 
-@kernel
+@borrowing
 def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
     """Adds an op to the heap of `count` ops that begins at `first`, smallest key on top."""
     i = count
@@ -156,7 +156,7 @@ def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
     heap[first + i] = op
 
 
-@kernel
+@borrowing
 def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
     """Takes the op with the smallest key off a heap of `count` ops."""
     top: int = heap[first]
@@ -176,7 +176,7 @@ def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
     return top
 
 
-@kernel
+@borrowing
 def _queue(
     n: int, here: int, now: float, arrived: Floats, urgency: Floats, heap_starts: Small,
     ready: Small, num_ready: Small, later: Small, num_later: Small,
@@ -190,7 +190,7 @@ def _queue(
         num_later[here] += 1
 
 
-@kernel
+@borrowing
 def priority_order(tables: Tables, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
     """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
     num_devices, num_ops = tables.num_devices, len(tables.op_groups)

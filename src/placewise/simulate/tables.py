@@ -65,8 +65,11 @@ def build_tables(problem: Problem) -> Tables:
     local = ~elsewhere & (storage_of[read] >= 0)
     unread = np.setdiff1d(storage_of[made], storage_of[read])  # all others get their last use from a reader
     in_place = (graph.storage[ops.writes.values] != ops.writes.values) & (storage_of[ops.writes.values] >= 0)
-    touching = np.concatenate([reading[local], graph.producer[made[unread]], ops.writes.rows[in_place]])
-    touched = np.concatenate([storage_of[read[local]], unread, storage_of[ops.writes.values[in_place]]])
+    writing, written = ops.writes.rows[in_place], storage_of[ops.writes.values[in_place]]
+    reads_it = np.isin(writing * len(tensors) + written, reading * len(tensors) + storage_of[read])
+    unread = np.append(unread, written[~reads_it])  # an order may launch such a write before the maker, which then is last
+    touching = np.concatenate([reading[local], graph.producer[made[unread]], writing])
+    touched = np.concatenate([storage_of[read[local]], unread, written])
     touches = np.unique(np.stack([touching, touched]), axis=1)
     kept = np.zeros(len(made), np.bool_)
     kept[storage_of[graph.outputs][storage_of[graph.outputs] >= 0]] = True
