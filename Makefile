@@ -10,7 +10,7 @@ demo: .venv/demo
 	$(RUN)placewise info nmt:layers=2 --cluster 2xK80
 
 test: .venv/dev
-	PATH="$(CURDIR)/.venv/bin:$$PATH" scripts/check
+	scripts/check
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -290,10 +290,8 @@ def test_transformers(name: str, micro_batches: int) -> None:
     def batch() -> dict[str, Tensor]:
         tokens = torch.randint(17, (4, 8))
         labels = torch.randint(2, (4,)) if name == "bert" else tokens
-        batch = {"input_ids": tokens, "labels": labels}
-        if name != "bert":  # its code looks at the mask's values to see if there is any padding
-            batch["attention_mask"] = torch.ones(4, 8, dtype=torch.long).tril(4)
-        return batch
+        mask = torch.ones(4, 8, dtype=torch.long).tril(4)
+        return {"input_ids": tokens, "labels": labels, "attention_mask": mask}
 
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     assert_equal_steps(model, None, optimizer, [batch() for _ in range(4)], micro_batches)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -65,49 +66,47 @@ def test_equal_to_the_reference(drawn: tuple[Step, np.random.Generator], is_orde
 
 
 def test_the_random_steps_have_what_they_should() -> None:
-    """Of 500 steps, some have each of the things that a pass treats apart."""
-    seen = dict.fromkeys(
-        ("empty", "one device", "shared channel", "dispatch", "no latency", "alias", "resident alias", "after", "home"), 0
-    ) | dict.fromkeys(("no home", "unread", "no work", "kept", "given", "shared copy", "overflow", "merged", "coarse"), 0)
+    """Of 500 steps, at least 20 have each of the things that a pass treats apart."""
+    counts: Counter[str] = Counter()
     for seed in range(500):
         step, rng = random_step(seed, seed % 13, 1 + seed % 4, 60, ("colocated", "coarse:3")[seed % 2])
-        tensors, ops, problem = step.graph["tensors"], step.graph["ops"], step.problem
-        result = step.reference(random_placements(problem, rng, 1)[0])
-        written = {t for row in ops for t in row["writes"]}
-        read = {t for row in ops for t in row["reads"]}
-        resident = set(range(len(tensors))) - written
-        uses = [(t, copy["to"], n) for copy in result["copies"] for n in range(len(ops)) for t in {copy["tensor"]}]
-        names = problem.expand(random_placements(problem, rng, 1)[0])
-        links = reference.links(step.cluster)
-        there = {
-            "empty": not ops,
-            "one device": problem.num_devices == 1,
-            "shared channel": len({channel for _, _, channel in links.values()}) < len(links),
-            "dispatch": step.cluster["dispatch_seconds"] > 0,
-            "no latency": any(latency == 0 for latency, _, _ in links.values()),
-            "alias": any("alias_of" in tensors[t] for t in written),
-            "resident alias": any("alias_of" in tensors[t] for t in resident),
-            "after": any("after" in row for row in ops),
-            "home": any("home" in tensors[t] for t in resident & read),
-            "no home": any("home" not in tensors[t] for t in resident & read),
-            "unread": any("home" not in tensors[t] for t in resident - read),
-            "no work": any(start == end for start, end in zip(result["start"], result["end"], strict=True)),
-            "kept": bool(written & set(step.graph["outputs"])),
-            "given": bool(names) and sum(result["peak_bytes"].values()) < sum(row["nbytes"] for row in tensors),
-            "shared copy": any(t in ops[n]["reads"] and n != copy_for(result, t, to) for t, to, n in uses),
-            "overflow": not result["fits"],
-            "merged": problem.num_groups < problem.graph.num_groups,
-            "coarse": problem.grouping == "coarse:3" and problem.num_groups > 1,
-        }
-        for name in seen:
-            seen[name] += there[name]
-    assert min(seen.values()) >= 20, seen
+        counts.update(name for name, is_there in features(step, random_placements(step.problem, rng, 1)[0]).items() if is_there)
+    assert len(counts) == 18
+    assert min(counts.values()) >= 20, counts
 
 
-def copy_for(result: dict[str, Any], moved: int, target: str) -> int:
-    """The op that a copy was launched for."""
-    (reader,) = [copy["for"] for copy in result["copies"] if copy["tensor"] == moved and copy["to"] == target]
-    return int(reader)
+def features(step: Step, placement: Ints) -> dict[str, bool]:
+    """Whether a step, placed like this, has each of the things that a pass treats apart."""
+    tensors, ops, problem, result = step.graph["tensors"], step.graph["ops"], step.problem, step.reference(placement)
+    written = {t for row in ops for t in row["writes"]}
+    read = {t for row in ops for t in row["reads"]}
+    resident = set(range(len(tensors))) - written
+    links = reference.links(step.cluster)
+    devices = problem.expand(placement)
+    needed = {(t, n) for n, row in enumerate(ops) for t in row["reads"]}
+    readers_there = [
+        [n for t, n in needed if t == copy["tensor"] and devices[ops[n]["group"]] == copy["to"]] for copy in result["copies"]
+    ]
+    return {
+        "no op": not ops,
+        "one device": problem.num_devices == 1,
+        "shared channel": len({channel for _, _, channel in links.values()}) < len(links),
+        "dispatch time": step.cluster["dispatch_seconds"] > 0,
+        "no latency": any(latency == 0 for latency, _, _ in links.values()),
+        "alias": any("alias_of" in tensors[t] for t in written),
+        "resident alias": any("alias_of" in tensors[t] for t in resident),
+        "after": any("after" in row for row in ops),
+        "home": any("home" in tensors[t] for t in resident & read),
+        "no home": any("home" not in tensors[t] for t in resident & read),
+        "unread resident": any("home" not in tensors[t] for t in resident - read),
+        "no work": any(start == end for start, end in zip(result["start"], result["end"], strict=True)),
+        "kept output": bool(written & set(step.graph["outputs"])),
+        "copy": bool(result["copies"]),
+        "shared copy": any(len(readers) > 1 for readers in readers_there),
+        "copy that waits": any(copy["start"] > 0 for copy in result["copies"]),
+        "overflow": not result["fits"],
+        "merged groups": 1 < problem.num_groups < problem.graph.num_groups,
+    }
 
 
 @settings(max_examples=200)
@@ -426,8 +425,10 @@ def test_what_a_placement_costs_that_does_not_fit() -> None:
     step = Step.of(graph_data([tensor("t", 8), tensor("u", 7)], rows), gpus(2, memory=10))
     simulator = Simulator(step.problem)
     assert simulator.failing_seconds == 4
-    assert simulator(ints([0, 0])) == (5, 4, 5)
-    assert simulator(ints([0, 1])) == (5, 13, 5)  # u and the copy of t
+    evaluation = simulator(ints([0, 0], [0, 1]))  # with t, and with the copy of t
+    assert evaluation.overflow_bytes.tolist() == [5, 5]
+    assert evaluation.step_seconds.tolist() == [4, 13]
+    assert evaluation.cost.tolist() == [5, 5]
     worse = simulator.evaluation(np.full(4, 2.0), ints([10, 10], [11, 10], [11, 11], [9, 30]))
     assert worse.overflow_bytes.tolist() == [0, 1, 2, 20]
     assert worse.cost.tolist() == [2, 4.2, 4.4, 8]

@@ -9,16 +9,20 @@ if TYPE_CHECKING:
     from placewise.core.cluster import Cluster as Cluster
     from placewise.core.errors import PlacewiseError as PlacewiseError
     from placewise.core.graph import Graph as Graph
+    from placewise.core.plan import Plan as Plan
     from placewise.core.problem import Problem as Problem
+    from placewise.simulate.simulator import Simulator as Simulator
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Graph", "PlacewiseError", "Problem", "capture", "capture_inference"]
+__all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference"]
 
 _HOMES = {  # loaded when first used, so that importing placewise loads nothing heavy
     "Cluster": "placewise.core.cluster",
     "Graph": "placewise.core.graph",
     "PlacewiseError": "placewise.core.errors",
+    "Plan": "placewise.core.plan",
     "Problem": "placewise.core.problem",
+    "Simulator": "placewise.simulate.simulator",
     "capture_inference": "placewise.capture",
 }
 

@@ -1,6 +1,7 @@
 """From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
 
 import gc
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -74,6 +75,7 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
     with ExitStack() as modes:
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
+        modes.enter_context(_transformers_told())
         modes.enter_context(Redirect(recorder))
         modes.enter_context(recorder)
         for number, part in enumerate(parts):
@@ -90,6 +92,21 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
     return outputs
+
+
+@contextmanager
+def _transformers_told() -> Iterator[None]:
+    """Lets models of transformers know that they are traced: they then don't look into an attention mask."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    asks = getattr(module, "is_jit_tracing", None)
+    if module is None or asks is None:
+        yield
+        return
+    module.is_jit_tracing = lambda: True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.is_jit_tracing = asks  # type: ignore[attr-defined]
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

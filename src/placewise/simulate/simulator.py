@@ -45,6 +45,8 @@ class Simulator:
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ProblemError(f"order must be one of {', '.join(ORDERS)}, it is {self.order!r}")
+        if self.threads < 1:
+            raise ProblemError(f"threads must be at least 1, it is {self.threads}")
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch; a placement that does not fit costs more than the worst that could run."""
