@@ -50,7 +50,9 @@ def gpus(count: int, memory: int = 1000, dispatch: float = 0, channel: str | Non
     return {"name": "gpus", "devices": devices, "default_link": link, "dispatch_seconds": dispatch}
 
 
-def takes(seconds: float, group: int, reads: Sequence[int] = (), writes: Sequence[int] = (), **others: Any) -> dict[str, Any]:
+def takes(
+    seconds: float, group: int, reads: Sequence[int] = (), writes: Sequence[int] = (), **others: Any
+) -> dict[str, Any]:
     """Returns a row of a graph file's ops, for an op that takes these seconds on every GPU."""
     return op(f"op{group}", group, reads, writes, seconds={"gpu": seconds}, **others)
 
@@ -120,7 +122,9 @@ def random_graph(rng: np.random.Generator, num_ops: int, cluster: dict[str, Any]
         group = int(rng.integers(0, num_groups))
         first = max(0, len(tensors) - recent)
         reads = rng.integers(first, len(tensors), int(rng.integers(0, 4))).tolist() if tensors else []
-        after = set(rng.integers(max(0, n - recent), n, int(rng.integers(0, 3))).tolist()) if n and rng.random() < 0.3 else set()
+        after = (
+            set(rng.integers(max(0, n - recent), n, int(rng.integers(0, 3))).tolist()) if n and rng.random() < 0.3 else set()
+        )
         for t in reads:
             readers.setdefault(roots[t], set()).add(n)
         writes = []
@@ -184,7 +188,10 @@ def random_order(problem: Problem, rng: np.random.Generator) -> Ints:
     writers, readers, _ = problem.graph.edges
     after = problem.graph.ops.after
     needs: list[set[int]] = [set() for _ in range(problem.num_ops)]
-    pairs = [*zip(writers.tolist(), readers.tolist(), strict=True), *zip(after.values.tolist(), after.rows.tolist(), strict=True)]
+    pairs = [
+        *zip(writers.tolist(), readers.tolist(), strict=True),
+        *zip(after.values.tolist(), after.rows.tolist(), strict=True),
+    ]
     for before, behind in pairs:
         needs[behind].add(before)
     order: list[int] = []

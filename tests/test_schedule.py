@@ -188,7 +188,7 @@ def test_sums_against_plain_python(drawn: tuple[Step, np.random.Generator]) -> N
         waiting[n] = result["start"][n] - free[here]
         free[here] = result["end"][n]
         busy[here].append(reference.op_seconds(row, step.cluster["devices"][devices.index(here)]))
-    moving = {pair: 0.0 for pair in reference.links(step.cluster)}
+    moving = dict.fromkeys(reference.links(step.cluster), 0.0)
     for copy in result["copies"]:
         moving[copy["from"], copy["to"]] += copy["end"] - copy["start"]
     assert schedule.waiting_seconds.tolist() == waiting

@@ -70,7 +70,9 @@ def test_the_random_steps_have_what_they_should() -> None:
     counts: Counter[str] = Counter()
     for seed in range(500):
         step, rng = random_step(seed, seed % 13, 1 + seed % 4, 60, ("colocated", "coarse:3")[seed % 2])
-        counts.update(name for name, is_there in features(step, random_placements(step.problem, rng, 1)[0]).items() if is_there)
+        counts.update(
+            name for name, is_there in features(step, random_placements(step.problem, rng, 1)[0]).items() if is_there
+        )
     assert len(counts) == 18
     assert min(counts.values()) >= 20, counts
 

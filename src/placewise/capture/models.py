@@ -4,7 +4,6 @@ import importlib
 import os
 import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placewise.capture import zoo
@@ -20,7 +19,7 @@ FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 def load_graph(model: str) -> Graph:
     """Returns the graph of a model; a file is read without loading torch."""
-    if model.partition(":")[0] not in zoo.MODELS and Path(model).is_file():
+    if _is_file(model):
         from placewise.capture.importers import read_any_graph
 
         return read_any_graph(model)
@@ -30,12 +29,16 @@ def load_graph(model: str) -> Graph:
 
 def load_step(model: str) -> "CapturedStep":
     """Returns the captured step of a model; a graph file has lost it."""
-    if model.partition(":")[0] not in zoo.MODELS and Path(model).is_file():
+    if _is_file(model):
         raise ModelError(f"{model}: is a graph file, which can't be run: name the model that it was captured from")
     found = _build(model)
     if isinstance(found, Graph):
         raise ModelError(f"model {model!r}: returns a graph, which can't be run: return the step to capture")
     return found
+
+
+def _is_file(model: str) -> bool:
+    return model.partition(":")[0] not in zoo.MODELS and os.path.isfile(model)
 
 
 def _build(model: str) -> "CapturedStep | Graph":

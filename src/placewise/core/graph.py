@@ -247,6 +247,8 @@ def _check_storages(graph: Graph) -> None:
     owner = np.where(t.alias_of >= 0, t.alias_of, root)
     if (i := _first(graph.producer < graph.producer[owner])) is not None:
         _refuse(_tensor(graph, i), f"shares the memory of tensor {owner[i]}, which is made later")
+    if (i := _first((graph.producer < 0) & (t.home != t.home[root]))) is not None:
+        _refuse(_tensor(graph, i), f"shares the memory of tensor {root[i]} and must have its home, {t.home[root[i]]}")
     group = np.where(graph.producer >= 0, np.append(o.groups, -1)[graph.producer], t.home)  # of each tensor's maker
     made = graph.producer >= 0
     if (i := _first(made & (root != np.arange(len(t))) & (group != group[root]))) is not None:

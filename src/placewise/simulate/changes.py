@@ -67,7 +67,8 @@ class Base(NamedTuple):
 class ChangeWorkspace(NamedTuple):
     """What judging a change writes on."""
 
-    storage_seen: Ints  # [storages], the last change that looked at it
+    group_seen: Ints  # [groups], the last change that looked at it
+    storage_seen: Ints  # [storages]
     copy_seen: Ints  # [copied tensors]
     place_seen: Ints  # [places]
     event_device: Small  # [events]
@@ -134,6 +135,7 @@ def new_change_workspace(tables: Tables, uses: Uses) -> ChangeWorkspace:
     places = len(tables.copy_bytes) * tables.num_devices
     most_events = 4 * (len(tables.storage_bytes) + places + 2 * len(uses.first_positions)) + 16
     return ChangeWorkspace(
+        np.zeros(len(uses.first_positions), np.int64),
         np.zeros(len(tables.storage_bytes), np.int64),
         np.zeros(len(tables.copy_bytes), np.int64),
         np.zeros(places, np.int64),
@@ -227,8 +229,9 @@ def change_peaks(
     count = 0
     for entry in range(len(moved)):
         g = moved[entry]
-        if base.devices[g] == devices[g]:
+        if base.devices[g] == devices[g] or changes.group_seen[g] == stamp:
             continue
+        changes.group_seen[g] = stamp
         for i in range(uses.storage_ends[g], uses.storage_ends[g + 1]):
             count = _storage_events(tables, uses, base, devices, changes, uses.storages[i], stamp, count)
         for i in range(uses.copy_ends[g], uses.copy_ends[g + 1]):

@@ -51,7 +51,7 @@ class Neighbourhood:
         """
         count = len(ends) - 1
         seconds, peaks = np.zeros(count), np.zeros((count, self.simulator.problem.num_devices), np.int64)
-        first = np.append(self._uses.first_positions[groups], 0)
+        first = np.append(self._uses.first_positions[groups], self.simulator.problem.num_ops)
         earliest = np.minimum.reduceat(first, ends[:-1]) if count else first[:0]
         earliest = np.where(ends[:-1] < ends[1:], earliest, self.simulator.problem.num_ops)
         rows = np.argsort(-earliest, kind="stable")
