@@ -101,6 +101,12 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int], st
         [],
         "tensors[2] 'u': shares the memory of tensor 1, which is made later",
     ),
+    "resident alias with another home": (
+        [tensor(home=0), tensor("v", alias_of=0)],
+        [op()],
+        [],
+        "tensors[1] 'v': shares the memory of tensor 0 and must have its home, 0",
+    ),
     "resident alias of a product": (
         [tensor(), tensor("v", alias_of=0)],
         [op(writes=[0])],
@@ -240,7 +246,7 @@ CHANGES = {
     "tensors.0.nbytes": 1001,
     "tensors.0.kind": "buffer",
     "tensors.0.home": 1,
-    "tensors.0.alias_of": 1,
+    "tensors.0": tensor("x", 1000, "input", home=1, alias_of=1),
     "ops.0.name": "gelu",
     "ops.0.kind": "aten.gelu",
     "ops.0.phase": "backward",

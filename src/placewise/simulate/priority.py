@@ -1,8 +1,9 @@
 """The priority order: the order in which an event-driven list schedule of a placement starts the ops.
 
 A copy starts as soon as its tensor is made and its channel is free; channels serve tensors in the order in which they are
-made, ties by the device that makes them and then by number, and a tensor's copies by their first readers. A free device takes, of the ops whose inputs have arrived, the one with the longest remaining path,
-copies counted; ties go to the lowest index. Devices that start ops at one moment do so in their order.
+made, ties by the device that makes them and then by number, and the copies of one tensor by their first readers. A free
+device takes, of the ops whose inputs have arrived, the one with the longest remaining path, copies counted; ties go to the
+lowest index. Devices that start ops at one moment do so in their order.
 """
 
 from typing import Any, NamedTuple
