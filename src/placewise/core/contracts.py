@@ -30,6 +30,9 @@ class Proposal(NamedTuple):
     notes: Mapping[str, Any] = {}  # loss, entropy, bound...: recorded, never printed
 
 
+Search = Generator[Proposal, Evaluation, None]
+
+
 class Evaluator(Protocol):
     """Judges placements: a simulator, a pool, a cache, a Ray cluster and real hardware are all this one type."""
 
@@ -41,6 +44,6 @@ class Evaluator(Protocol):
 class Strategy(Protocol):
     """Proposes placements: a frozen dataclass whose fields are the hyper-parameters."""
 
-    def search(self, problem: Problem, rng: np.random.Generator) -> Generator[Proposal, Evaluation, None]:
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields proposals, receives their evaluations, and returns when it has nothing more to propose."""
         ...

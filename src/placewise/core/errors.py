@@ -7,7 +7,9 @@ PlacewiseError
 │   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
 │   ├── PlanError           a plan or its file
 │   ├── ModelError          a model's name or its options
-│   └── CaptureError        a step that can't be recorded
+│   ├── CaptureError        a step that can't be recorded
+│   ├── StrategyError       a strategy's name or its parameters, or one that does not suit the problem
+│   └── StoreError          a run file that is damaged, or a run that another process writes
 └── NothingFits             every placement overflows a device (exit code 3)
 """
 
@@ -42,6 +44,14 @@ class ModelError(InputError):
 
 class CaptureError(InputError):
     """A step can't be recorded."""
+
+
+class StrategyError(InputError):
+    """A strategy's name or one of its parameters is unknown or out of range, or it does not suit the problem."""
+
+
+class StoreError(InputError):
+    """A run file is damaged or no run file, a run is not in it, or another process writes it."""
 
 
 class NothingFits(PlacewiseError):

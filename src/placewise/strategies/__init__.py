@@ -1,0 +1,108 @@
+"""Strategies propose placements: one file for a family, and the one table that names them all."""
+
+import dataclasses
+import importlib
+import math
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+from placewise.core.contracts import Strategy
+from placewise.core.errors import StrategyError
+
+__all__ = ["FAMILIES", "STRATEGIES", "Entry", "make", "names_of", "parameters"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a strategy is, as 'module:Class' in this package, its family, and one line on what it does."""
+
+    location: str
+    family: str
+    summary: str
+
+
+FAMILIES = ("classical", "learned")
+STRATEGIES: dict[str, Entry] = {
+    "cpu-only": Entry("single:CpuOnly", "classical", "everything on the CPU"),
+    "gpu-only": Entry("single:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"),
+    "random": Entry("sampling:Random", "classical", "devices drawn evenly for every group"),
+    "round-robin": Entry("single:RoundRobin", "classical", "groups dealt to the devices in turn"),
+    "expert": Entry("layers:Expert", "classical", "the papers' hand-made rules, or contiguous layers balanced by time"),
+    "balanced": Entry("layers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"),
+    "pipeline": Entry("layers:Pipeline", "classical", "contiguous stages whose times are balanced by dynamic programming"),
+    "towers": Entry("layers:Towers", "classical", "micro-batch i on device i: data parallelism"),
+    "hill-climb": Entry("sampling:HillClimb", "classical", "the best of some single changes, as long as they help"),
+    "annealing": Entry("sampling:Annealing", "classical", "single changes, worse ones too while it is hot"),
+    "genetic": Entry("sampling:Genetic", "classical", "crossing and mutating a population"),
+    "heft": Entry("list_scheduling:Heft", "classical", "by upward rank, each op where it ends first (Topcuoglu 2002)"),
+    "cpop": Entry(
+        "list_scheduling:Cpop", "classical", "the critical path on one device, the rest by priority (Topcuoglu 2002)"
+    ),
+    "critical-path": Entry("list_scheduling:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
+    "m-topo": Entry("baechi:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
+    "m-etf": Entry("baechi:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
+    "m-sct": Entry("baechi:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
+    "metis": Entry("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
+    "scotch": Entry("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
+    "mincut": Entry("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
+}
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Returns the strategies that 'a,b,c' names; a family stands for all of its strategies, and 'all' for all."""
+    names: list[str] = []
+    for word in text.split(","):
+        family = [n for n, entry in STRATEGIES.items() if word in ("all", entry.family)]
+        if not family and word not in STRATEGIES:
+            raise StrategyError(f"unknown strategy {word!r}: it must be one of {', '.join((*FAMILIES, 'all', *STRATEGIES))}")
+        names += [name for name in family or [word] if name not in names]
+    return tuple(names)
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """Returns the hyper-parameters of a strategy with their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(_class(name))}
+
+
+def make(name: str, settings: dict[str, str] | None = None) -> Strategy:
+    """Returns the strategy of that name; settings are hyper-parameters as text, checked against its fields."""
+    kind = _class(name)
+    fields, types = {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
+    values = {}
+    for key, text in (settings or {}).items():
+        if key not in fields:
+            known = ", ".join(fields) or "none"
+            raise StrategyError(f"strategy {name!r}: there is no parameter {key!r}; its parameters are: {known}")
+        values[key] = _value(name, key, text, types[key])
+    try:
+        strategy: Strategy = kind(**values)
+        return strategy
+    except ValueError as rule:
+        raise StrategyError(f"strategy {name!r}: {rule}") from None
+
+
+def _class(name: str) -> Any:
+    if name not in STRATEGIES:
+        raise StrategyError(f"unknown strategy {name!r}: it must be one of {', '.join(STRATEGIES)}")
+    module, _, attribute = STRATEGIES[name].location.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+
+
+def _value(name: str, key: str, text: str, kind: Any) -> Any:
+    """Returns the text as a value of a field's type: bool, int, float, str, or one of some words (Literal)."""
+    choices = (
+        typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ("true", "false") if kind is bool else ()
+    )
+    if choices and text not in choices:
+        raise StrategyError(f"strategy {name!r}: {key} must be one of {', '.join(choices)}, it is {text!r}")
+    if choices or kind is str:
+        return text == "true" if kind is bool else text
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        words = {int: "a whole number", float: "a finite number"}
+        raise StrategyError(f"strategy {name!r}: {key} must be {words[kind]}, it is {text!r}")
+    return value
