@@ -21,6 +21,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("store", "search"),
     ("execute",),
     ("report",),
+    ("placing",),
     ("bench",),
     ("commands",),
     ("cli",),

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from placewise import __version__
-from placewise.commands import benchmarks, graphs, inventory, simulation
+from placewise.commands import benchmarks, graphs, inventory, recording, searching, simulation
 from placewise.core.errors import InputError, NothingFits
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
-    *(graphs.add_capture, graphs.add_info, simulation.add_simulate, benchmarks.add_bench),
+    *(graphs.add_capture, graphs.add_info, simulation.add_simulate),
+    *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
+    benchmarks.add_bench,
 )
 
 
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
     try:
-        options.run(options)
+        options.carry_out(options)
         sys.stdout.flush()
         return 0
     except InputError as problem:
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_completion(commands: Any) -> None:
     text = "print a completion script for your shell"
     parser = commands.add_parser("completion", help=text, description="Print a completion script for your shell.")
-    parser.set_defaults(run=_completion)
+    parser.set_defaults(carry_out=_completion)
     parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='e.g. eval "$(placewise completion bash)"')
 
 

@@ -27,12 +27,14 @@ from placewise.search import Budget, Outcome, Step
 APPLICATION_ID, VERSION = 0x504C5753, 1  # SQLite's own fields for telling files apart
 SLOW_SECONDS = 0.05  # a step that took longer is also flushed to the disk before the next one
 SCHEMA = """
-create table problems (digest text primary key, graph blob not null, cluster text not null, grouping text not null);
-create table runs (
+create table if not exists problems (
+    digest text primary key, graph blob not null, cluster text not null, grouping text not null
+);
+create table if not exists runs (
     id integer primary key, key text not null, specification text not null, created real not null,
     status text not null, outcome text
 );
-create table steps (
+create table if not exists steps (
     run integer not null references runs, number integer not null, digest blob not null, cost blob not null,
     step_seconds blob not null, overflow_bytes blob not null, notes text not null, seconds real not null,
     placement blob, launch_order blob, primary key (run, number)

@@ -16,7 +16,7 @@ CLUSTER_HELP = "a preset (2xK80) or a cluster.toml"
 def command(commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
     """Adds a command, which `run` carries out, and returns its parser."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-    parser.set_defaults(run=run)
+    parser.set_defaults(carry_out=run)
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     return parser
 
@@ -46,3 +46,29 @@ def count_argument(text: str) -> int:
     if not text.isdecimal() or len(text) > 18:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, it is {text!r}")
     return int(text)
+
+
+def positive_argument(text: str) -> int:
+    """Returns a whole number above 0."""
+    if not text.isdecimal() or not 0 < int(text) < 2**53:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, it is {text!r}")
+    return int(text)
+
+
+def seconds_argument(text: str) -> float:
+    """Returns seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, it is {text!r}")
+    return value
+
+
+def add_worker_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say who judges."""
+    parser.add_argument(
+        "--workers", metavar="N", type=positive_argument, help="judge in N processes; with --ray on N Ray workers"
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="judge on a Ray cluster ('local' starts one here)")

@@ -35,10 +35,25 @@ class Plan:
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
     history: tuple[tuple[int, float], ...] = ()  # (evaluations spent, best step seconds)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as its file says it."""
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+
     def save(self, path: str | Path) -> None:
         """Writes the plan's file."""
-        fields = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        write_bytes(path, (json.dumps(fields, allow_nan=False) + "\n").encode())
+        write_bytes(path, (json.dumps(self.to_json(), allow_nan=False) + "\n").encode())
+
+    def __str__(self) -> str:
+        """Returns the plan in a few lines: step time, strategy, groups and peak memory by device."""
+        step = "?" if self.step_seconds is None else f"{self.step_seconds * 1e3:.4g} ms"
+        bound = "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
+        lines = [
+            f"{step} a step on {self.cluster}{bound} ({self.strategy}, {self.evaluations:,} evaluations, seed {self.seed})"
+        ]
+        width = max(map(len, self.peak_bytes), default=0)
+        for device, peak in self.peak_bytes.items():
+            lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")
+        return "\n".join(lines)
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":

@@ -1,0 +1,37 @@
+"""Progress of a search on a terminal."""
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from placewise.search import Progress
+
+
+class Ticker:
+    """Shows progress on a terminal's standard error, one line that is written over; elsewhere nothing."""
+
+    def __init__(self, label: str, evaluations: int | None, seconds: float | None) -> None:
+        self.label, self.evaluations, self.seconds = label, evaluations, seconds
+        self.is_shown = sys.stderr.isatty()
+        self._last = 0.0
+
+    def __call__(self, progress: "Progress") -> None:
+        """Shows how far a search is, at most ten times a second."""
+        if not self.is_shown or time.monotonic() - self._last < 0.1:
+            return
+        from placewise.report.tables import seconds
+
+        self._last = time.monotonic()
+        rate = progress.evaluations / max(progress.seconds, 1e-9)
+        best = seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
+        parts = [f"{self.label}: best {best}", f"{progress.evaluations:,} evaluations, {rate:,.0f} a second"]
+        left = [self.seconds - progress.seconds] if self.seconds is not None else []
+        left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []
+        parts += [f"{max(min(left), 0):.0f} s left"] if left else []
+        print(f"\r{'; '.join(parts)}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self.is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""Recorded runs, and the plans that come out of them: runs, resume."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from placewise.commands.common import add_worker_options, check_writable, command, positive_argument, print_json
+from placewise.commands.progress import Ticker
+
+if TYPE_CHECKING:
+    from placewise.core.problem import Problem
+    from placewise.placing import Request
+    from placewise.search import Outcome
+
+_SHOWN = ("model", "cluster", "strategy", "parameters", "seed")
+
+
+def print_plan(problem: "Problem", request: "Request", outcome: "Outcome", options: argparse.Namespace) -> None:
+    """Writes and prints the plan of an outcome."""
+    from placewise.placing import make_plan
+
+    plan = make_plan(problem, request, outcome)
+    if options.output:
+        plan.save(options.output)
+    if options.json:
+        print_json(plan.to_json())
+        return
+    print(plan)
+    if outcome.status == "stopped":
+        again = "the same command goes on" if options.run_file else "with --run-file it could go on"
+        print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")
+
+
+def add_runs(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "runs", _runs, "list the runs of a run file")
+    parser.add_argument("run_file", metavar="RUNS.DB")
+
+
+def _runs(options: argparse.Namespace) -> None:
+    from placewise.report.tables import seconds, table
+    from placewise.store import RunFile
+
+    with RunFile(options.run_file, create=False) as file:
+        runs = file.runs()
+    if options.json:
+        said = [
+            {
+                "run": run.number,
+                "status": run.status,
+                "evaluations": run.evaluations,
+                "step_seconds": run.step_seconds,
+                **{
+                    name: getattr(run.specification, name) for name in ("model", "cluster", "strategy", "parameters", "seed")
+                },
+                "created": run.created,
+            }
+            for run in runs
+        ]
+        print_json({"runs": said})
+        return
+    rows = [
+        (
+            *(run.number, run.specification.model, run.specification.cluster, run.specification.strategy),
+            *(run.specification.seed, run.status, f"{run.evaluations:,}"),
+            "-" if run.step_seconds is None else seconds(run.step_seconds),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
+        )
+        for run in runs
+    ]
+    print(table(("run", "model", "cluster", "strategy", "seed", "status", "evaluations", "best", "begun"), rows, left=4))
+
+
+def add_resume(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "resume", _resume, "go on with a run that was stopped or killed")
+    parser.add_argument("run", metavar="RUN", type=positive_argument, help="its number, as `placewise runs` shows it")
+    parser.add_argument("--run-file", metavar="RUNS.DB", required=True, help="the file that it is recorded in")
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_worker_options(parser)
+
+
+def _resume(options: argparse.Namespace) -> None:
+    from placewise.evaluate import open_evaluator
+    from placewise.placing import go_on, requested
+    from placewise.store import Run, RunFile
+
+    check_writable(options.output)
+    with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
+        problem, request = file.problem(options.run), requested(record.info.specification)
+        ticker = Ticker(request.strategy, request.budget.evaluations, request.budget.seconds)
+        ticker.is_shown &= not options.json and not options.quiet
+        try:
+            with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
+                outcome = go_on(problem, request, evaluator, record, ticker)
+        finally:
+            ticker.clear()
+    print_plan(problem, request, outcome, options)

@@ -1,0 +1,213 @@
+"""Searching for placements: place, compare, strategies."""
+
+import argparse
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from placewise.commands.common import (
+    CLUSTER_HELP,
+    MODEL_HELP,
+    add_worker_options,
+    check_writable,
+    command,
+    count_argument,
+    positive_argument,
+    print_json,
+    seconds_argument,
+)
+from placewise.commands.progress import Ticker
+from placewise.commands.recording import print_plan
+from placewise.core.errors import StrategyError
+
+if TYPE_CHECKING:
+    from placewise.core.problem import Problem
+    from placewise.placing import Request
+    from placewise.search import Outcome
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    parser.add_argument(
+        "--budget", metavar="N", type=positive_argument, help="evaluations to spend (2400 if no --seconds is given)"
+    )
+    parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time to spend")
+    parser.add_argument("--order", choices=("priority", "program"), default="priority", help="launch order (priority)")
+    parser.add_argument("--grouping", default="colocated", help="what is placed together (colocated); see docs/concepts.md")
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a parameter of the strategy")
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search, and go on with one that was left")
+    add_worker_options(parser)
+
+
+# --- place ---
+
+
+def add_place(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "place", _place, "search for the placement with the shortest step that fits")
+    _add_search_options(parser)
+    parser.add_argument("--strategy", metavar="S", default=None, help="how to search; `placewise strategies` lists them")
+    parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of all randomness (0)")
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _problem(options: argparse.Namespace) -> "Problem":
+    from placewise.capture.models import load_graph
+    from placewise.core.cluster import Cluster
+    from placewise.core.problem import Problem
+
+    cluster = Cluster.load(options.cluster)
+    return Problem.of(load_graph(options.model), cluster, options.grouping)
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise StrategyError(f"--set must be NAME=VALUE, it is {pair!r}")
+        settings[name] = value
+    return settings
+
+
+def _place(options: argparse.Namespace) -> None:
+    from placewise.placing import DEFAULT_EVALUATIONS, DEFAULT_STRATEGY, Request, specify
+    from placewise.search import Budget
+
+    check_writable(options.output)
+    evaluations = options.budget or (None if options.seconds else DEFAULT_EVALUATIONS)
+    budget, strategy = Budget(evaluations, options.seconds), options.strategy or DEFAULT_STRATEGY
+    names = (options.model, options.cluster)
+    request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names)
+    from placewise.strategies import make
+
+    make(strategy, dict(request.settings))  # wrong names are refused before any work
+    problem = _problem(options)
+    specify(problem, request)
+    print_plan(problem, request, _search(problem, request, options), options)
+
+
+def _search(problem: "Problem", request: "Request", options: argparse.Namespace) -> "Outcome":
+    from placewise.evaluate import open_evaluator
+    from placewise.placing import run
+
+    ticker = Ticker(request.strategy, request.budget.evaluations, request.budget.seconds)
+    ticker.is_shown &= not options.json and not getattr(options, "quiet", False)
+    try:
+        with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
+            return run(problem, request, evaluator, run_file=options.run_file, on_step=ticker)
+    finally:
+        ticker.clear()
+
+
+# --- compare ---
+
+
+def add_compare(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "compare", _compare, "compare strategies on one problem with equal budgets")
+    _add_search_options(parser)
+    parser.add_argument("--strategies", metavar="A,B", default="classical", help="names, classical, learned, or all")
+    parser.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from placewise.placing import DEFAULT_EVALUATIONS, Request
+    from placewise.search import Budget
+    from placewise.strategies import make, names_of
+
+    names, settings = names_of(options.strategies), _settings(options.set)
+    evaluations = options.budget or (None if options.seconds else DEFAULT_EVALUATIONS)
+    own = {name: {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == name} for name in names}
+    if unknown := [key for key in settings if key.partition(".")[0] not in names or "." not in key]:
+        raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {unknown[0]!r}")
+    for name in names:
+        make(name, own[name])
+    problem = _problem(options)
+    rows = []
+    for name in names:
+        outcomes: list[Outcome] = []
+        problem_with_it = ""
+        for seed in range(options.seeds):
+            budget = Budget(evaluations, options.seconds)
+            request = Request(name, own[name], budget, seed, options.order, options.model, options.cluster)
+            try:
+                outcomes.append(_search(problem, request, options))
+            except StrategyError as rule:  # this strategy can't: the others go on
+                problem_with_it = str(rule)
+                break
+            if outcomes[-1].status == "stopped":
+                raise KeyboardInterrupt
+        rows.append(_row(name, outcomes, problem_with_it))
+    _print_comparison(problem, rows, options)
+
+
+def _row(name: str, outcomes: "list[Outcome]", problem_with_it: str) -> dict[str, Any]:
+    """Returns a strategy's line: best, median and worst step seconds over its seeds; None where nothing fits."""
+    times = sorted(outcome.step_seconds for outcome in outcomes if outcome.placement is not None)
+    return {
+        "strategy": name,
+        "best_seconds": times[0] if times else None,
+        "median_seconds": statistics.median(times) if times else None,
+        "worst_seconds": times[-1] if times else None,
+        "fits": f"{len(times)}/{len(outcomes)}",
+        "evaluations": max([outcome.evaluations for outcome in outcomes], default=0),
+        "search_seconds": sum(outcome.seconds for outcome in outcomes),
+        "problem": problem_with_it,
+    }
+
+
+def _print_comparison(problem: "Problem", rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    from placewise.report.tables import bold, seconds, table
+
+    lowest = min([row["best_seconds"] for row in rows if row["best_seconds"] is not None], default=None)
+    for row in rows:
+        row["relative"] = None if row["best_seconds"] is None or not lowest else row["best_seconds"] / lowest
+    rows.sort(key=lambda row: (row["best_seconds"] is None, row["best_seconds"] or 0.0))
+    if options.json:
+        print_json({"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds, "rows": rows})
+        return
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {options.seeds} seed(s)\n")
+    cells = [
+        (
+            row["strategy"],
+            *(
+                seconds(row[key]) if row[key] is not None else "-"
+                for key in ("best_seconds", "median_seconds", "worst_seconds")
+            ),
+            "-" if row["relative"] is None else f"{row['relative']:.2f}",
+            *(row["fits"], f"{row['evaluations']:,}", f"{row['search_seconds']:.1f}"),
+        )
+        for row in rows
+    ]
+    print(table(("strategy", "best", "median", "worst", "to best", "fits", "evaluations", "search s"), cells))
+    for row in rows:
+        if row["problem"]:
+            print(f"\n{row['problem']}")
+
+
+# --- strategies ---
+
+
+def add_strategies(commands: Any) -> None:
+    """Adds the command."""
+    command(commands, "strategies", _strategies, "list the strategies, with their parameters")
+
+
+def _strategies(options: argparse.Namespace) -> None:
+    from placewise.report.tables import bold
+    from placewise.strategies import STRATEGIES, parameters
+
+    if options.json:
+        rows = {
+            name: {"family": entry.family, "summary": entry.summary, "parameters": parameters(name)}
+            for name, entry in STRATEGIES.items()
+        }
+        print_json(rows)
+        return
+    width = max(map(len, STRATEGIES)) + 2
+    for name, entry in STRATEGIES.items():
+        print(f"{bold(name)}{'':<{width - len(name)}}{entry.summary}")
+        if known := parameters(name):
+            print(f"{'':<{width}}{', '.join(f'{key}={value}' for key, value in known.items())}")

@@ -1,0 +1,169 @@
+"""From a step and a machine to a plan: the wiring of problem, strategy, evaluator, search and record."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from placewise import __version__
+from placewise.core.cluster import Cluster
+from placewise.core.contracts import Evaluator
+from placewise.core.errors import NothingFits
+from placewise.core.graph import Graph
+from placewise.core.grouping import COLOCATED
+from placewise.core.plan import Plan
+from placewise.core.problem import Problem
+from placewise.evaluate import open_evaluator
+from placewise.report.tables import nbytes
+from placewise.search import Budget, Outcome, Progress, search
+from placewise.simulate.simulator import Simulator
+from placewise.store import Run, RunFile, Specification
+from placewise.strategies import make, parameters
+
+if TYPE_CHECKING:
+    from placewise.capture.training import CapturedStep
+
+DEFAULT_STRATEGY = "hill-climb"
+DEFAULT_EVALUATIONS = 2400  # Post's
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to search, and how; the names are for people."""
+
+    strategy: str = DEFAULT_STRATEGY
+    settings: Mapping[str, str] = field(default_factory=dict)
+    budget: Budget = field(default_factory=lambda: Budget(DEFAULT_EVALUATIONS))
+    seed: int = 0
+    order: str = "priority"
+    model: str = ""
+    cluster: str = ""
+
+
+def place(
+    step: "CapturedStep | Graph",
+    cluster: Cluster,
+    *,
+    strategy: str = DEFAULT_STRATEGY,
+    evaluations: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    order: str = "priority",
+    grouping: str = COLOCATED,
+    settings: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    run_file: str | Path | None = None,
+) -> Plan:
+    """Returns the best plan that a strategy finds for a step on a cluster; NothingFits where none fits.
+
+    Without a budget of evaluations or seconds it is 2,400 evaluations. `settings` are the strategy's hyper-parameters.
+    """
+    graph = step if isinstance(step, Graph) else step.graph
+    problem = Problem.of(graph, cluster, grouping)
+    if evaluations is None and seconds is None:
+        evaluations = DEFAULT_EVALUATIONS
+    request = Request(strategy, as_text(settings or {}), Budget(evaluations, seconds), seed, order, graph.name, cluster.name)
+    with open_evaluator(problem, order, workers=workers, ray=ray) as evaluator:
+        return make_plan(problem, request, run(problem, request, evaluator, run_file=run_file))
+
+
+def run(
+    problem: Problem,
+    request: Request,
+    evaluator: Evaluator,
+    *,
+    run_file: str | Path | None = None,
+    on_step: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Returns what a search finds; with a run file it is recorded, and goes on where it was left."""
+    if run_file is None:
+        strategy = make(request.strategy, dict(request.settings))
+        return search(problem, strategy, evaluator, budget=request.budget, seed=request.seed, on_step=on_step)
+    with RunFile(run_file) as file:
+        specification = specify(problem, request)
+        number = file.find(specification)
+        with file.create(specification, problem) if number is None else Run(file, number) as record:
+            return go_on(problem, request, evaluator, record, on_step)
+
+
+def go_on(
+    problem: Problem,
+    request: Request,
+    evaluator: Evaluator,
+    record: Run,
+    on_step: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Returns what a recorded run finds, going on where it was left."""
+    strategy = make(request.strategy, dict(request.settings))
+    outcome = search(problem, strategy, evaluator, budget=request.budget, seed=request.seed, record=record, on_step=on_step)
+    record.finish(outcome)
+    return outcome
+
+
+def specify(problem: Problem, request: Request) -> Specification:
+    """Returns the specification of a run: all that its history depends on."""
+    strategy = make(request.strategy, dict(request.settings))
+    return Specification(
+        model=request.model,
+        cluster=request.cluster,
+        problem_digest=problem.digest,
+        order=request.order,
+        strategy=request.strategy,
+        parameters={name: getattr(strategy, name) for name in parameters(request.strategy)},
+        seed=request.seed,
+        budget=request.budget,
+        versions={"placewise": __version__, "numpy": np.__version__},
+    )
+
+
+def requested(specification: Specification) -> Request:
+    """Returns the request that a specification was made from."""
+    s = specification
+    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster)
+
+
+def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns hyper-parameters as the command line writes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
+
+
+def make_plan(problem: Problem, request: Request, outcome: Outcome) -> Plan:
+    """Returns the plan of an outcome, with what the simulator predicts for it."""
+    simulator = Simulator(problem, request.order)
+    if outcome.placement is None:
+        raise NothingFits(_why_nothing_fits(simulator, outcome))
+    schedule = simulator.schedule(outcome.placement, outcome.order)
+    strategy = make(request.strategy, dict(request.settings))
+    is_program = bool((np.diff(schedule.order) > 0).all())
+    improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
+    return Plan(
+        placement=problem.expand(outcome.placement),
+        order=None if is_program else tuple(schedule.order.tolist()),
+        graph_digest=problem.graph.digest,
+        cluster=problem.cluster.name,
+        strategy=request.strategy,
+        parameters={name: getattr(strategy, name) for name in parameters(request.strategy)},
+        seed=request.seed,
+        evaluations=outcome.evaluations,
+        step_seconds=schedule.step_seconds,
+        fits=schedule.fits,
+        peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
+        history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
+    )
+
+
+def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
+    """Returns by how much the placement that overflows least does not fit, and where."""
+    tried = f"nothing fits: of {outcome.evaluations:,} placements that were tried"
+    if outcome.closest is None:
+        return f"{tried} none was judged"
+    schedule = simulator.schedule(outcome.closest)
+    over = [
+        f"{device.name} needs {nbytes(peak)}, {nbytes(peak - device.memory_bytes)} more than it has"
+        for device, peak in zip(simulator.problem.cluster.devices, schedule.peak_bytes.tolist(), strict=True)
+        if peak > device.memory_bytes
+    ]
+    return f"{tried} the one that overflows least: {', '.join(over)}"
