@@ -65,7 +65,7 @@ def random_cluster(rng: np.random.Generator, num_devices: int, memory: int) -> d
     is_coarse = rng.random() < 0.5
 
     def number(low: float, high: float) -> float:
-        return float(rng.integers(low * 4, high * 4 + 1) / 4 if is_coarse else rng.uniform(low, high))
+        return float(rng.integers(int(low * 4), int(high * 4) + 1) / 4 if is_coarse else rng.uniform(low, high))
 
     def link() -> dict[str, Any]:
         fields: dict[str, Any] = {"latency_seconds": number(0, 1) if rng.random() < 0.6 else 0}
@@ -114,9 +114,9 @@ def random_graph(rng: np.random.Generator, num_ops: int, cluster: dict[str, Any]
         return [t for t in range(max(0, len(tensors) - recent), len(tensors)) if owners[t] == group]
 
     for _ in range(int(rng.integers(0, 3 + num_ops // 3))):
-        home = int(rng.integers(-1, num_groups)) if num_ops else -1
         base = int(rng.integers(0, len(tensors))) if tensors and rng.random() < 0.2 else -1
-        add(home if base < 0 else owners[base], base, **({} if home < 0 else {"home": home}), kind="parameter")
+        home = owners[base] if base >= 0 else int(rng.integers(-1, num_groups)) if num_ops else -1
+        add(home, base, **({} if home < 0 else {"home": home}), kind="parameter")
     ops = []
     for n in range(num_ops):
         group = int(rng.integers(0, num_groups))

@@ -172,7 +172,7 @@ def test_ties_go_to_the_lowest_index_and_devices_start_in_their_order() -> None:
 
 
 def test_tensors_made_at_one_moment_use_a_channel_by_device_then_by_number() -> None:
-    """One bus. gpu:1 makes t0, gpu:0 makes t1 and t2, all at 1, all of 1 byte for gpu:2: t1 arrives at 3, t2 at 5, t0 at 7."""
+    """One bus. gpu:1 makes t0, gpu:0 makes t1 and t2, all at 1, of 1 byte, for gpu:2: t1 arrives at 3, t2 at 5, t0 at 7."""
     rows = [takes(1, 0, [], [0]), takes(1, 1, [], [1, 2]), takes(1, 2, [0]), takes(1, 2, [2]), takes(1, 2, [1])]
     step = Step.of(graph_data([tensor(f"t{t}", 1) for t in range(3)], rows), gpus(3, channel="bus"))
     expected = [1, 0, 4, 3, 2]

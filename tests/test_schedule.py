@@ -135,6 +135,14 @@ def test_of_things_that_end_at_one_moment_the_device_counts_first() -> None:
     assert schedule.wait(3) == ("copy", 0)
 
 
+def test_a_copy_that_is_launched_when_its_tensor_is_made_waits_for_the_maker() -> None:
+    """Launches of 1 s: a is launched at 1 and ends at 2, the copy is launched at 2."""
+    step = Step.of(graph_data([tensor("t", 1)], [takes(1, 0, [], [0]), takes(1, 1, [0])]), gpus(2, dispatch=1))
+    schedule = Simulator(step.problem).schedule(ints(0, 1))
+    assert schedule.timeline.copy_start.tolist() == [2]
+    assert (WAITS[schedule.timeline.copy_wait[0]], schedule.timeline.copy_wait_for[0]) == ("maker", 0)
+
+
 # --- the critical path ---
 
 

@@ -1,4 +1,4 @@
-"""The simulator is the definition: by hand, and equal to the reference on random steps; threads and batches change nothing."""
+"""The simulator is the definition: by hand, and equal to the reference at random; threads and batches change nothing."""
 
 import importlib.util
 import itertools
@@ -193,7 +193,7 @@ def test_two_ops_on_one_device_run_one_after_the_other() -> None:
 
 
 def test_a_copy() -> None:
-    """a makes 4 bytes in 2 s; the copy takes 1 + 4 s, 2 to 7; b 7 to 8. Each device holds the 4 bytes, the other b's 3 too."""
+    """a makes 4 bytes in 2 s; the copy takes 1 + 4 s, 2 to 7; b 7 to 8. Both devices hold the 4 bytes, b's 3 too."""
     schedule = by_hand([takes(2, 0, [], [0]), takes(1, 1, [0], [1])], [4, 3], [0, 1], gpus(2))
     assert spans(schedule) == [(0, 2), (7, 8)]
     assert copy_spans(schedule) == [(2, 7)]
@@ -216,7 +216,7 @@ def test_a_busy_channel() -> None:
 
 @pytest.mark.parametrize(("channel", "second"), [(None, (2, 7)), ("bus", (7, 12))])
 def test_two_pairs_on_one_channel(channel: str | None, second: tuple[float, float]) -> None:
-    """Devices 0 and 2 each make 4 bytes in 2 s for device 1: both copies run 2 to 7, or on one channel the second 7 to 12."""
+    """Devices 0 and 2 make 4 bytes each in 2 s for device 1: both copies run 2 to 7; on one channel the second 7 to 12."""
     rows = [takes(2, 0, [], [0]), takes(2, 2, [], [1]), takes(1, 1, [0]), takes(1, 1, [1])]
     schedule = by_hand(rows, [4, 4], [0, 1, 2], gpus(3, channel=channel))
     assert copy_spans(schedule) == [(2, 7), second]
@@ -269,7 +269,7 @@ def test_a_view_keeps_the_memory_of_what_it_shows() -> None:
 
 
 def test_memory_is_given_back_behind_the_last_use() -> None:
-    """A chain of three that make 4 bytes each: never more than two at once. A copy lives from its launch to its last reader."""
+    """A chain of three that make 4 bytes each: two at once at most. A copy lives from its launch to its last reader."""
     rows = [takes(1, 0, [], [0]), takes(1, 0, [0], [1]), takes(1, 0, [1], [2])]
     schedule = by_hand(rows, [4, 4, 4], [0], gpus(1))
     assert schedule.memory[:, 0].tolist() == [4, 8, 8]
@@ -375,8 +375,10 @@ def test_any_whole_numbers_in_any_memory_layout() -> None:
     expected = simulator.measure(placements, order[None]).step_seconds.tolist()
     fixed = placements.copy()
     fixed.flags.writeable = False
-    for batch in (placements.astype(np.int8), np.asfortranarray(placements), fixed, placements.tolist()):
-        for launches in (order[None].astype(np.uint16), np.asfortranarray(np.stack([order] * 4)), [order.tolist()]):
+    batches: list[Any] = [placements.astype(np.int8), np.asfortranarray(placements), fixed, placements.tolist()]
+    launch_orders: list[Any] = [order[None].astype(np.uint16), np.asfortranarray(np.stack([order] * 4)), [order.tolist()]]
+    for batch in batches:
+        for launches in launch_orders:
             assert simulator.measure(batch, launches).step_seconds.tolist() == expected
 
 
@@ -462,7 +464,7 @@ def test_costs(drawn: tuple[Step, np.random.Generator]) -> None:
 
 
 def test_the_kernels_release_the_gil_and_are_cached() -> None:
-    found = {
+    found: dict[str, Any] = {
         name: value
         for module in (kernels, priority, explain, changes)
         for name, value in vars(module).items()

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from placewise.core.graph import Graph as Graph
     from placewise.core.plan import Plan as Plan
     from placewise.core.problem import Problem as Problem
+    from placewise.placing import place as place
     from placewise.simulate.simulator import Simulator as Simulator
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference"]
+__all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference", "place"]
 
 _HOMES = {  # loaded when first used, so that importing placewise loads nothing heavy
     "Cluster": "placewise.core.cluster",
@@ -24,6 +25,7 @@ _HOMES = {  # loaded when first used, so that importing placewise loads nothing 
     "Problem": "placewise.core.problem",
     "Simulator": "placewise.simulate.simulator",
     "capture_inference": "placewise.capture",
+    "place": "placewise.placing",
 }
 
 

@@ -13,7 +13,7 @@ from placewise.core.errors import InputError, NothingFits
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
-    *(graphs.add_capture, graphs.add_info, simulation.add_simulate),
+    *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
     benchmarks.add_bench,
 )

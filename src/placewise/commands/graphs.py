@@ -4,7 +4,15 @@ import argparse
 import dataclasses
 from typing import Any
 
-from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, count_argument, print_json
+from placewise.commands.common import (
+    CLUSTER_HELP,
+    MODEL_HELP,
+    check_writable,
+    command,
+    count_argument,
+    positive_argument,
+    print_json,
+)
 
 
 def add_capture(commands: Any) -> None:
@@ -29,6 +37,39 @@ def _capture(options: argparse.Namespace) -> None:
         print_json(facts)
     else:
         print(f"{options.output}: {len(graph.ops):,} ops, {len(graph.tensors):,} tensors, {graph.num_groups:,} groups")
+
+
+def add_import(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "import", _import, "turn a graph that others measured, and its machine, into our files")
+    parser.add_argument("file", metavar="FILE", help="a PipeDream profile, or a dnn-partitioning JSON")
+    parser.add_argument("-o", "--output", metavar="GRAPH", required=True, help="the graph to write")
+    parser.add_argument("--cluster-output", metavar="CLUSTER", help="the machine to write: that of docs/importers.md")
+    parser.add_argument("--merged", action="store_true", help="PipeDream: a layer's forward and backward as one op")
+    parser.add_argument("--gpus", metavar="N", type=positive_argument, default=4, help="PipeDream: GPUs of the machine (4)")
+
+
+def _import(options: argparse.Namespace) -> None:
+    from placewise.capture.importers import dnn_partitioning, pipedream, read_any_graph
+    from placewise.core.cluster_file import write_cluster
+    from placewise.core.errors import GraphError
+    from placewise.core.files import read_bytes
+    from placewise.core.graph_file import write_graph
+
+    check_writable(options.output)
+    check_writable(options.cluster_output)
+    is_profile = pipedream.recognises(read_bytes(options.file, GraphError))
+    graph = pipedream.read(options.file, merged=options.merged) if is_profile else read_any_graph(options.file)
+    cluster = None
+    if options.cluster_output:
+        cluster = pipedream.cluster(options.gpus) if is_profile else dnn_partitioning.cluster_of(options.file)
+    write_graph(graph, options.output)
+    if cluster is not None:
+        write_cluster(cluster, options.cluster_output)
+    if options.json:
+        print_json({"file": options.output, "cluster": options.cluster_output, "name": graph.name, "ops": len(graph.ops)})
+    else:
+        print(f"{options.output}: {len(graph.ops):,} ops" + (f"; {options.cluster_output}" if cluster is not None else ""))
 
 
 def add_info(commands: Any) -> None:

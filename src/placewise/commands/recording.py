@@ -19,6 +19,8 @@ def print_plan(problem: "Problem", request: "Request", outcome: "Outcome", optio
     """Writes and prints the plan of an outcome."""
     from placewise.placing import make_plan
 
+    if outcome.status == "stopped" and outcome.placement is None:
+        raise KeyboardInterrupt
     plan = make_plan(problem, request, outcome)
     if options.output:
         plan.save(options.output)

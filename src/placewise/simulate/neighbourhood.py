@@ -4,6 +4,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
+from placewise.core.errors import ProblemError
 from placewise.simulate import changes, kernels
 from placewise.simulate.changes import small
 from placewise.simulate.simulator import Simulator
@@ -49,7 +50,15 @@ class Neighbourhood:
 
         Without memory every change counts as one that fits.
         """
-        count = len(ends) - 1
+        problem, count = self.simulator.problem, len(ends) - 1
+        if len(groups) and not (0 <= np.min(groups) <= np.max(groups) < problem.num_groups):
+            raise ProblemError(
+                f"Expected 0 <= group < {problem.num_groups}, a change has {np.min(groups)} to {np.max(groups)}."
+            )
+        if len(devices) and not (0 <= np.min(devices) <= np.max(devices) < problem.num_devices):
+            raise ProblemError(f"Expected 0 <= device < {problem.num_devices}, a change has {np.max(devices)}.")
+        if not problem.allowed[groups, devices].all():
+            raise ProblemError("a change puts a group on a device that can't run all of its ops")
         seconds, peaks = np.zeros(count), np.zeros((count, self.simulator.problem.num_devices), np.int64)
         first = np.append(self._uses.first_positions[groups], self.simulator.problem.num_ops)
         earliest = np.minimum.reduceat(first, ends[:-1]) if count else first[:0]

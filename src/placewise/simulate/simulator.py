@@ -49,7 +49,7 @@ class Simulator:
             raise ProblemError(f"threads must be at least 1, it is {self.threads}")
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
-        """Returns the evaluation of a batch; a placement that does not fit costs more than the worst that could run."""
+        """Returns the evaluation of a batch; a placement that does not fit costs `failing_seconds` and more."""
         seconds, peaks, _ = self.measure(placements, orders)
         return self.evaluation(seconds, peaks)
 

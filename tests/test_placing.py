@@ -1,0 +1,194 @@
+"""`placewise place`, `compare`, `runs`, `resume`, `strategies`, and pw.place."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import refused
+from test_plan import CLUSTER
+
+import placewise as pw
+from placewise.cli import main
+from placewise.core.errors import NothingFits
+from placewise.core.graph_file import write_graph
+from placewise.core.plan import Plan
+from placewise.strategies import STRATEGIES
+
+MODEL = "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11"
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small captured graph."""
+    from placewise.capture.models import load_graph
+
+    path = tmp_path_factory.mktemp("graph") / "graph.json"
+    write_graph(load_graph(MODEL), path)
+    return path
+
+
+def place(graph: Path, *others: str, strategy: str = "hill-climb") -> list[str]:
+    return ["place", str(graph), "--cluster", "2xK80", "--strategy", strategy, "--budget", "60", *others]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_place_writes_a_plan_that_simulates_to_what_it_says(
+    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "plan.json"
+    assert main(place(graph, "-o", str(output), "--json")) == 0
+    plan = said(capsys)
+    assert Plan.load(output).step_seconds == plan["step_seconds"]
+    assert (plan["strategy"], plan["evaluations"], plan["seed"], plan["fits"]) == ("hill-climb", 60, 0, True)
+    assert plan["history"][-1][1] == plan["step_seconds"]
+    assert main(["simulate", str(graph), "--cluster", "2xK80", "--plan", str(output), "--json"]) == 0
+    simulated = said(capsys)
+    assert simulated["step_seconds"] == plan["step_seconds"]
+    assert simulated["peak_bytes"] == plan["peak_bytes"]
+
+
+def test_place_prints_a_table(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(place(graph)) == 0
+    out = capsys.readouterr()
+    assert "a step on 2xK80 (hill-climb, 60 evaluations, seed 0)" in out.out
+    assert out.err == ""  # no progress where there is no terminal
+
+
+def test_the_same_command_is_answered_from_the_record(
+    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = str(tmp_path / "runs.db")
+    assert main(place(graph, "--run-file", runs, "--json")) == 0
+    once = said(capsys)
+    from placewise.simulate.simulator import Simulator
+
+    monkeypatch.setattr(Simulator, "__call__", None)  # nothing is judged again
+    assert main(place(graph, "--run-file", runs, "--json")) == 0
+    assert said(capsys) == once
+    assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
+    assert said(capsys) == once
+    assert main(["runs", runs, "--json"]) == 0
+    rows = said(capsys)["runs"]
+    assert [(row["run"], row["strategy"], row["status"], row["evaluations"]) for row in rows] == [
+        (1, "hill-climb", "evaluations", 60)
+    ]
+    assert rows[0]["step_seconds"] == once["step_seconds"]
+    assert main(["runs", runs]) == 0
+    assert "hill-climb" in capsys.readouterr().out
+
+
+def test_compare_ranks_strategies(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = "random,gpu-only,hill-climb"
+    command = ["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "40", "--seeds", "2"]
+    assert main([*command, "--json"]) == 0
+    rows = said(capsys)["rows"]
+    assert {row["strategy"] for row in rows} == set(names.split(","))
+    assert [row["best_seconds"] for row in rows] == sorted(row["best_seconds"] for row in rows)
+    assert rows[0]["relative"] == 1.0
+    assert all(row["fits"] == "2/2" and row["evaluations"] <= 40 for row in rows)
+    assert main(command) == 0
+    assert "to best" in capsys.readouterr().out
+
+
+def test_strategies_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "--json"]) == 0
+    assert list(said(capsys)) == list(STRATEGIES)
+    assert main(["strategies"]) == 0
+    assert "hill-climb" in capsys.readouterr().out
+
+
+def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "small.toml"
+    cluster.write_text(CLUSTER.replace('memory = "1MiB"', "memory = 1000"))
+    plan = tmp_path / "plan.json"
+    command = ["place", str(graph), "--cluster", str(cluster), "--strategy", "random", "--budget", "5", "-o", str(plan)]
+    assert main(command) == 3
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "nothing fits: of 5 placements that were tried the one that overflows least: gpu:" in error
+    assert "more than it has" in error
+    assert not plan.exists()
+
+
+@pytest.mark.parametrize(
+    ("others", "rule"),
+    [
+        (["--strategy", "simulated"], "unknown strategy 'simulated'"),
+        (["--set", "neighbours=many"], "neighbours must be a whole number, it is 'many'"),
+        (["--set", "neighbors=3"], "there is no parameter 'neighbors'"),
+        (["--set", "neighbours"], "--set must be NAME=VALUE"),
+        (["--grouping", "coarse"], "grouping 'coarse'"),
+        (["--cluster", "9xK80"], "9xK80"),
+        (["-o", "/nowhere/plan.json"], "/nowhere"),
+    ],
+)
+def test_wrong_input_is_refused(graph: Path, others: list[str], rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rule in refused([*place(graph), *others], capsys)
+
+
+@pytest.mark.parametrize(
+    "others", [["--budget", "0"], ["--budget", "x"], ["--seconds", "-1"], ["--seed", "-1"], ["--order", "x"]]
+)
+def test_wrong_options_are_refused_in_one_line(graph: Path, others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*place(graph), *others])
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def num_steps(runs: str) -> int:
+    """Returns how many steps a run file has, 0 while it is being made."""
+    if not os.path.exists(runs):
+        return 0
+    connection = sqlite3.connect(runs)
+    try:
+        return int(connection.execute("select count(*) from steps").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        connection.close()
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_the_run_goes_on(graph: Path, tmp_path: Path) -> None:
+    runs = str(tmp_path / "runs.db")
+    command = [sys.executable, "-m", "placewise", "place", str(graph), "--cluster", "2xK80", "--strategy", "hill-climb"]
+    command += ["--budget", "30000", "--run-file", runs]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not num_steps(runs):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    assert "stopped after" in out
+    assert "the same command goes on" in out
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "30,000 evaluations" in done.stdout
+
+
+def test_place_from_python(graph: Path) -> None:
+    from placewise.capture.models import load_graph
+
+    plan = pw.place(load_graph(str(graph)), pw.Cluster.load("2xK80"), evaluations=30, strategy="random", seed=4)
+    assert plan.fits
+    assert str(plan).startswith(f"{plan.step_seconds * 1e3:.4g} ms a step on 2xK80 (random, 30 evaluations, seed 4)")
+
+
+def test_nothing_fits_from_python(graph: Path) -> None:
+    import tomllib
+
+    from placewise.capture.models import load_graph
+    from placewise.core.cluster_file import parse_cluster
+
+    cluster = parse_cluster(tomllib.loads(CLUSTER.replace('memory = "1MiB"', "memory = 1000")))
+    with pytest.raises(NothingFits, match="nothing fits"):
+        pw.place(load_graph(str(graph)), cluster, evaluations=3, strategy="random")
