@@ -11,10 +11,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(code, "README.md", "exec"), {})
-    assert "ms, fits: True" in capsys.readouterr().out
+    assert "ms a step on 4090+3060" in capsys.readouterr().out
 
 
 def test_the_first_output_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
