@@ -1,6 +1,10 @@
 """Benchmarks that anyone can repeat: `placewise bench`. Each returns rows of named figures, measured in one run."""
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable
@@ -102,6 +106,33 @@ def _best_seconds(run: Callable[[], object], repeats: int = 5) -> float:
         run()
         times.append(time.perf_counter() - started)
     return min(times)
+
+
+START = """
+import numpy as np
+from placewise.bench import generated_graph
+from placewise.core.cluster import Cluster
+from placewise.core.problem import Problem
+from placewise.simulate.simulator import Simulator
+problem = Problem.of(generated_graph(1000), Cluster.load("2xK80"))
+Simulator(problem, "{order}")(np.zeros((1, problem.num_groups), np.int64))
+"""
+
+
+def bench_start(models: tuple[str, ...]) -> Rows:
+    """Returns the seconds of a whole new process that simulates one placement of 1,000 ops, first and second time."""
+    rows = []
+    for order in ("program", "priority"):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-c", START.format(order=order)]
+            environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
+            times = []
+            for _ in range(4):
+                started = time.perf_counter()
+                subprocess.run(command, env=environment, check=True)
+                times.append(time.perf_counter() - started)
+        rows.append({"order": order, "first, compiling s": times[0], "second s": min(times[1:])})
+    return rows
 
 
 def bench_scale(models: tuple[str, ...]) -> Rows:

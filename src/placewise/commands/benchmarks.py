@@ -8,6 +8,7 @@ from placewise.commands.common import command, print_json
 BENCHMARKS = {
     "capture": "microseconds per op for the models of the zoo",
     "simulate": "millions of ops x placements a second, in every form, beside plain Python",
+    "start": "how long a new process takes until it has simulated, with and without compiled kernels on the disk",
     "scale": "how the simulator's time grows from 1,000 to 1,000,000 ops",
     "orders": "what the priority order gains over the program order",
 }

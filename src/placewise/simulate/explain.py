@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placewise.core.arrays import Floats
-from placewise.simulate.kernels import Workspace, kernel
+from placewise.core.arrays import Floats, Ints
+from placewise.simulate.kernels import MemoryWorkspace, Workspace, forget_copies, kernel, peak_bytes, run
 from placewise.simulate.tables import Small, Tables
 
 NOTHING, HOST, DEVICE, COPY, AFTER, MAKER, CHANNEL = range(7)  # what an op or a copy waited for last
@@ -34,7 +34,19 @@ class Timeline(NamedTuple):
 
 
 @kernel
-def explain(tables: Tables, order: Small, work: Workspace) -> Timeline:
+def explain(tables: Tables, order: Small, work: Workspace, memory: MemoryWorkspace, peak: Ints, usage: Ints) -> Timeline:
+    """Returns the timeline of the placement in `work.devices`, and writes the memory in use.
+
+    `peak` [devices] gets the most bytes in use, `usage` [ops, devices] the bytes in use at each launch.
+    """
+    _, num_copies = run(tables, order, work, memory)
+    peak_bytes(tables, work, memory, num_copies, peak, usage)
+    forget_copies(work, num_copies)
+    return timeline_of(tables, order, work)
+
+
+@kernel
+def timeline_of(tables: Tables, order: Small, work: Workspace) -> Timeline:
     """Returns the timeline of the placement in `work.devices`; the same arithmetic as `run`.
 
     Where several things end at the same moment, the device counts first, then the input that is read first.

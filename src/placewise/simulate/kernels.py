@@ -55,7 +55,6 @@ class MemoryWorkspace(NamedTuple):
     used: Ints  # [devices]
 
 
-@kernel
 def new_workspace(tables: Tables, num_groups: int) -> Workspace:
     """Returns a workspace for passes over these tables."""
     places = len(tables.copy_bytes) * tables.num_devices
@@ -70,7 +69,6 @@ def new_workspace(tables: Tables, num_groups: int) -> Workspace:
     )
 
 
-@kernel
 def new_memory_workspace(tables: Tables) -> MemoryWorkspace:
     """Returns a workspace for the memory part."""
     num_ops = len(tables.op_groups)

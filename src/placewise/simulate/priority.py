@@ -87,7 +87,6 @@ def build_dependencies(problem: Problem) -> Dependencies:
     )
 
 
-@kernel
 def new_priority_workspace(tables: Tables, waits: Dependencies) -> PriorityWorkspace:
     """Returns a workspace for list schedules."""
     num_ops, num_devices = len(tables.op_groups), tables.num_devices

@@ -87,18 +87,17 @@ class Simulator:
         launch = self.order_of(placement) if order is None else self.problem.check_order(order).astype(np.int32)
         workspace = self._workspace()
         workspace.times.devices[:] = placement
-        timeline = explain(self.tables, launch, workspace.times)
-        memory = np.zeros((self.problem.num_ops, self.problem.num_devices), np.int64)
+        usage = np.zeros((self.problem.num_ops, self.problem.num_devices), np.int64)
         peak = np.zeros(self.problem.num_devices, np.int64)
-        _, num_copies = kernels.run(self.tables, launch, workspace.times, workspace.memory)
-        kernels.peak_bytes(self.tables, workspace.times, workspace.memory, num_copies, peak, memory)
-        kernels.forget_copies(workspace.times, num_copies)
+        timeline = explain(self.tables, launch, workspace.times, workspace.memory, peak, usage)
         self._idle.append(workspace)
         tensors = copied_tensors(self.problem)
-        return Schedule(self.problem, placement, launch.astype(np.int64), timeline, tensors, memory, peak)
+        return Schedule(self.problem, placement, launch.astype(np.int64), timeline, tensors, usage, peak)
 
     def order_of(self, placement: Ints) -> Small:
         """Returns the order that counts for a placement [groups]: [ops]."""
+        if self.order == "program":
+            return self._program
         measured = self.measure(np.asarray(placement)[None], keep_orders=True)
         assert measured.orders is not None
         order: Small = measured.orders[0]
