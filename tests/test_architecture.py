@@ -34,7 +34,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "shtab": ("cli.py",),
     "torch": ("capture/", "core/detect.py", "strategies/learned", "execute/"),
     "transformers": ("capture/zoo/",),
-    "numba": ("simulate/",),
+    "numba": ("simulate/", "strategies/list_compile.py"),
     "scipy": ("bounds/", "strategies/"),
     "ortools": ("bounds/", "strategies/"),
     "ray": ("evaluate/",),

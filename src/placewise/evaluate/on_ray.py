@@ -1,0 +1,99 @@
+"""An evaluator on a Ray cluster."""
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from placewise.core.errors import InputError
+from placewise.evaluate.team import Died, Team
+from placewise.evaluate.worker import Answer, Make, Part, Worker
+
+KNOCK_SECONDS = 10.0
+QUIET = {"log_to_driver": False, "configure_logging": False}
+
+
+@dataclass(eq=False)
+class Actor:
+    """A worker somewhere in the cluster, and the answer that it owes."""
+
+    handle: Any
+    answer: Any = None  # an object reference, None: it owes none
+
+
+@final
+class OnRay(Team[Actor]):
+    """Evaluates on actors of a Ray cluster, each with the evaluator that `make` makes there, once.
+
+    `address` names a cluster that exists ("auto" finds one on this machine); otherwise one is started on this machine, and
+    shut down by `close`. Where this process is already connected to a cluster, that one is used. There are `workers` actors
+    of one CPU each, by default as many as the cluster has CPUs.
+    """
+
+    def __init__(self, make: Make, workers: int | None = None, address: str | None = None, attempts: int = 3) -> None:
+        if workers is not None and workers < 1:
+            raise InputError(f"workers must be at least 1, there are {workers}")
+        try:
+            import ray
+        except ImportError:
+            raise InputError("Ray is not installed: pip install 'placewise[ray]'") from None
+        self._ray: Any = ray
+        self._owns_cluster = not ray.is_initialized() and address is None
+        if not ray.is_initialized():
+            self._connect(workers, address)
+        super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))), attempts)
+        self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
+        self._make = self._ray.put(make)
+        self._hire()
+
+    def close(self) -> None:
+        """Ends all workers, and the cluster if it was started here."""
+        super().close()
+        self._make = None
+        if self._owns_cluster and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def _connect(self, workers: int | None, address: str | None) -> None:
+        if address is None:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours reports to nobody
+            cpus = workers or len(os.sched_getaffinity(0))
+            self._ray.init("local", num_cpus=cpus, include_dashboard=False, **QUIET)
+            return
+        try:
+            _knock(address)
+            self._ray.init(address=address, **QUIET)
+        except (OSError, RuntimeError, ValueError, ImportError) as problem:
+            reason = " ".join(str(problem).split())
+            raise InputError(f"there is no Ray cluster to use at {address!r}: {reason}") from None
+
+    def _start(self) -> Actor:
+        return Actor(self._actor.remote(self._make))
+
+    def _give(self, member: Actor, part: Part | None) -> None:
+        member.answer = member.handle.answer.remote(part)
+
+    def _hear(self, members: Sequence[Actor], seconds: float | None) -> list[tuple[Actor, Answer | Died]]:
+        owed = {member.answer: member for member in members if member.answer is not None}
+        ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=seconds)
+        return [(owed[answer], self._receive(owed[answer])) for answer in ready]
+
+    def _receive(self, member: Actor) -> Answer | Died:
+        owed, member.answer = member.answer, None
+        lost = self._ray.exceptions
+        try:
+            answer: Answer = self._ray.get(owed)
+            return answer
+        except (lost.RayActorError, lost.WorkerCrashedError, lost.NodeDiedError, lost.ObjectLostError) as error:
+            return Died(str(error).strip().partition("\n")[0])
+
+    def _stop(self, member: Actor) -> None:
+        if self._ray.is_initialized():
+            self._ray.kill(member.handle)
+
+
+def _knock(address: str) -> None:
+    """Raises an OSError where nobody listens at host:port: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "://" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()

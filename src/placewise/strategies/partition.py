@@ -1,0 +1,201 @@
+"""Graph partitioners: few seconds of copies between parts of equal work, blind to the order in which things happen.
+
+A group is a vertex that weighs its ops' time; two groups have an edge that weighs the time of copying, once each, the
+tensors that one of them makes (or is the home of) and the other reads.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import io
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Proposal, Search
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.core.sets import sums
+from placewise.simulate.tables import tensor_groups
+from placewise.strategies.single import accelerators, settle
+
+TOTAL_WEIGHT = 10**8  # partitioners count in whole numbers: all vertices together weigh this, and all edges
+MAX_SEED = 2**31
+
+
+@dataclass(frozen=True)
+class Metis:
+    """As many parts as GPUs, by Metis (Karypis and Kumar, SIAM J. Sci. Comput. 20, 1998).
+
+    Part i is on GPU i and gets work in proportion to that GPU's speed. Groups that no GPU can run are left out and are on
+    the CPU. Metis breaks its own ties with a seed drawn from `rng`.
+    """
+
+    imbalance: float = 0.03  # how much more than its share a part may have
+    tries: int = 1  # partitions with different seeds
+
+    def __post_init__(self) -> None:
+        _check_imbalance(self.imbalance)
+        if self.tries < 1:
+            raise ValueError(f"tries must be at least 1, it is {self.tries}")
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields all partitions at once."""
+        pymetis = _load("pymetis")
+        devices = accelerators(problem)
+        graph = weigh(problem, devices)
+        adjacency = pymetis.CSRAdjacency(graph.offsets, graph.neighbours)
+        weights = {"vweights": graph.vertex_weights, "eweights": graph.edge_weights}
+        shares = (graph.speeds / graph.speeds.sum()).tolist()
+        parts = np.zeros((self.tries, len(graph.groups)), np.int64)  # one part where there are too few groups for more
+        for row, seed in enumerate(rng.integers(MAX_SEED, size=self.tries).tolist()):
+            options = pymetis.Options(seed=seed, ufactor=round(1000 * self.imbalance))
+            if len(graph.groups) > len(devices):  # else Metis complains on standard output
+                found = pymetis.part_graph(len(devices), adjacency, **weights, tpwgts=shares, options=options)
+                parts[row] = found.vertex_part
+        yield Proposal(_placements(problem, graph.groups, devices[parts]))
+
+
+@dataclass(frozen=True)
+class Scotch:
+    """Static mapping on all devices, by Scotch (Pellegrini and Roman, HPCN-Europe 1996).
+
+    The target is a complete graph of the devices, weighted by their speeds. A group that can't run where it was mapped
+    is on the CPU. Scotch breaks its own ties with a seed drawn from `rng`.
+    """
+
+    imbalance: float = 0.01  # Scotch's own default
+
+    def __post_init__(self) -> None:
+        _check_imbalance(self.imbalance)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the one mapping."""
+        yield Proposal(_map(problem, np.arange(problem.num_devices), self.imbalance, rng))
+
+
+@dataclass(frozen=True)
+class MinCut:
+    """Static mapping on the GPUs alone, by Scotch: what Mirhoseini et al. (2017) call MinCut.
+
+    Groups that no GPU can run are left out and are on the CPU; otherwise as `Scotch`.
+    """
+
+    imbalance: float = 0.01  # Scotch's own default
+
+    def __post_init__(self) -> None:
+        _check_imbalance(self.imbalance)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the one mapping."""
+        yield Proposal(_map(problem, accelerators(problem), self.imbalance, rng))
+
+
+class Weighted(NamedTuple):
+    """An undirected graph of groups in whole numbers; neighbours of vertex v are at offsets[v] .. offsets[v + 1]."""
+
+    groups: Ints  # [vertices], the groups that at least one of the devices can run
+    offsets: Ints  # [vertices + 1]
+    neighbours: Ints  # [2 * edges]
+    vertex_weights: Ints  # [vertices]
+    edge_weights: Ints  # [2 * edges]
+    speeds: Floats  # [devices], work a second, 1: each op on the fastest of the devices
+
+
+def weigh(problem: Problem, devices: Ints) -> Weighted:
+    """Returns the graph of the groups that these devices can run; copies are those between an average pair of them."""
+    groups = np.flatnonzero(problem.allowed[:, devices].any(axis=1))
+    vertex = np.full(problem.num_groups, -1, np.int64)
+    vertex[groups] = np.arange(len(groups))
+    a, b, seconds = _copies(problem, devices)
+    inside = (vertex[a] >= 0) & (vertex[b] >= 0)
+    a, b, whole = vertex[a[inside]], vertex[b[inside]], _whole(seconds[inside])
+    ends, others, weights = np.append(a, b), np.append(b, a), np.append(whole, whole)
+    order = np.lexsort((others, ends))
+    offsets = np.searchsorted(ends[order], np.arange(len(groups) + 1))
+    seconds = _group_seconds(problem)[groups][:, devices]  # [vertices, devices]
+    work = seconds.min(axis=1)
+    total = seconds.sum(axis=0)
+    speeds = np.divide(work.sum(), total, out=np.ones(len(devices)), where=total > 0)
+    return Weighted(groups, offsets, others[order], _whole(work), weights[order], np.maximum(speeds, 1e-3))
+
+
+def _group_seconds(problem: Problem) -> Floats:
+    """Returns the time of each group's ops one after the other: [groups, devices]."""
+    columns = [sums(problem.op_groups, seconds, problem.num_groups) for seconds in problem.op_seconds.T]
+    return np.stack(columns, axis=1)
+
+
+def _copies(problem: Problem, devices: Ints) -> tuple[Ints, Ints, Floats]:
+    """Returns the pairs of groups a < b with tensors between them, and the seconds to copy those once: [pairs]."""
+    cluster, graph = problem.cluster, problem.graph
+    apart = ~np.eye(len(devices), dtype=np.bool_)
+    links = np.ix_(devices, devices)
+    latency = cluster.latency_seconds[links][apart].mean() if len(devices) > 1 else 0.0
+    seconds_per_byte = (1 / cluster.bytes_per_second[links][apart]).mean() if len(devices) > 1 else 0.0
+    owner = tensor_groups(problem)[graph.ops.reads.values]  # of each read
+    reader = problem.op_groups[graph.ops.reads.rows]
+    reads = np.unique(np.stack([owner, reader, graph.ops.reads.values]), axis=1)  # a tensor counts once for a pair
+    owner, reader, tensors = reads[:, reads[0] != reads[1]]
+    keys = np.minimum(owner, reader) * problem.num_groups + np.maximum(owner, reader)
+    pairs, inverse = np.unique(keys, return_inverse=True)
+    seconds = sums(inverse, latency + seconds_per_byte * graph.tensors.nbytes[tensors], len(pairs))
+    return pairs // max(problem.num_groups, 1), pairs % max(problem.num_groups, 1), seconds
+
+
+def _whole(weights: Floats) -> Ints:
+    """Returns weights in whole numbers, each at least 1, that keep their proportions."""
+    total = weights.sum()
+    scaled = np.rint(weights / total * TOTAL_WEIGHT) if total > 0 else weights
+    return np.maximum(scaled, 1).astype(np.int64)
+
+
+def _map(problem: Problem, devices: Ints, imbalance: float, rng: np.random.Generator) -> Ints:
+    """Returns Scotch's mapping on these devices: [1, groups].
+
+    By default Scotch has as many threads as there are cores, and its answer changes from call to call; its deterministic
+    mode still answers otherwise on one core. On one thread, with random numbers of its own, the seed alone decides.
+    """
+    scotch = _load("pyscotch")
+    source = weigh(problem, devices)
+    seed = int(rng.integers(MAX_SEED))
+    mapped = np.zeros(len(source.groups), np.int64)
+    if len(mapped):  # Scotch knows no empty graph
+        speeds = np.maximum(np.rint(1000 * source.speeds / source.speeds.max()), 1).astype(np.int64)
+        with scotch.Graph() as graph, scotch.Architecture() as target, scotch.Context() as context, scotch.Strategy() as how:
+            graph.build(source.offsets, source.neighbours, source.vertex_weights, source.edge_weights)
+            target.complete_weighted(len(devices), speeds)
+            how.request_mapping(balance=imbalance)
+            scotch.libscotch.SCOTCH_contextThreadSpawn(ctypes.byref(context._ctx), 1, None)  # not wrapped by pyscotch
+            context.random_clone()
+            context.random_seed(seed)
+            context.random_reset()
+            with context.bind_graph(graph) as bound:
+                mapped[:] = bound.map(target, how)
+    return _placements(problem, source.groups, devices[mapped][None])
+
+
+def _placements(problem: Problem, groups: Ints, devices: Ints) -> Ints:
+    """Returns placements with these groups on devices [batch, groups] where they can run, and the others on the CPU."""
+    wanted = np.zeros((len(devices), problem.num_groups), np.int64)
+    wanted[:, groups] = devices
+    return settle(problem, wanted)
+
+
+def _load(name: str) -> Any:
+    """Returns an optional package; pyscotch says on standard error what it loads, which nobody asked for."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            package = importlib.import_module(name)
+            if name == "pyscotch":
+                importlib.import_module("pyscotch.graph")  # loads Scotch itself, which pyscotch puts off
+    except (ImportError, OSError) as reason:
+        raise StrategyError(f"this strategy needs {name}: pip install 'placewise[partition]' ({reason})") from None
+    return package
+
+
+def _check_imbalance(imbalance: float) -> None:
+    if not 0.001 <= imbalance <= 1:
+        raise ValueError(f"imbalance must be at least 0.001 and at most 1, it is {imbalance}")

@@ -1,0 +1,228 @@
+"""Search by drawing and changing placements: random, hill climbing, simulated annealing, a genetic algorithm."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Proposal, Search
+from placewise.core.problem import Problem
+from placewise.strategies.single import settle
+
+Start = Literal["single", "random"]
+
+
+@dataclass(frozen=True)
+class Random:
+    """Draws every group's device evenly from those that it can run on, without end."""
+
+    batch: int = 64  # placements at a time
+
+    def __post_init__(self) -> None:
+        _check(self.batch >= 1, "batch must be at least 1", self.batch)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields random placements; only one where there is no choice."""
+        choices = Choices.of(problem)
+        if not len(choices.movable):
+            yield Proposal(choices.draw(rng, 1))
+            return
+        while True:
+            yield Proposal(choices.draw(rng, self.batch))
+
+
+@dataclass(frozen=True)
+class HillClimb:
+    """Goes to the best of some single changes (one group to another device) whenever it is not worse.
+
+    Ties go to the first change of a batch, and to a change rather than to the incumbent: most single changes of a large
+    graph leave the step's time as it is, and a walk over such a plateau gets on where a stricter one is stuck.
+    """
+
+    neighbours: int = 16
+    start: Start = "single"
+
+    def __post_init__(self) -> None:
+        _check(self.neighbours >= 1, "neighbours must be at least 1", self.neighbours)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the start, then changes to the incumbent without end; only the start where there is no choice."""
+        choices = Choices.of(problem)
+        first = choices.start(problem, self.start, rng, 1)
+        cost = (yield Proposal(first)).cost
+        best, best_cost = first[cost.argmin()], cost.min()
+        while len(choices.movable):
+            changed = choices.change(np.repeat(best[None], self.neighbours, axis=0), rng)
+            cost = (yield Proposal(changed)).cost
+            row = cost.argmin()
+            if cost[row] <= best_cost:
+                best, best_cost = changed[row], cost[row]
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """Makes single changes, worse ones with probability exp(-increase / temperature) (Kirkpatrick et al. 1983).
+
+    The first temperature is the one at which the average increase that is seen among `calibration` changes to the start
+    would be taken with probability `first_acceptance`. It falls geometrically by the factor `cooling` over `evaluations`
+    evaluations, and stays there. Several chains share the evaluations and the temperature; each changes one group at a
+    time. All of them begin at the best placement of the calibration; ties go to the first.
+    """
+
+    chains: int = 1
+    evaluations: int = 2400  # until it is cold: as many as the budget has
+    cooling: float = 1e-4  # the last temperature over the first
+    calibration: int = 32  # changes to the start that set the first temperature
+    first_acceptance: float = 0.1
+    start: Start = "single"
+
+    def __post_init__(self) -> None:
+        for name in ("chains", "evaluations", "calibration"):
+            _check(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+        for name in ("cooling", "first_acceptance"):
+            _check(0 < getattr(self, name) < 1, f"{name} must be above 0 and below 1", getattr(self, name))
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the start, changes to it, then a change of every chain without end."""
+        choices = Choices.of(problem)
+        first = choices.start(problem, self.start, rng, 1)
+        cost = (yield Proposal(first)).cost
+        if not len(choices.movable):
+            return
+        best, best_cost = first[cost.argmin()], cost.min()
+        changed = choices.change(np.repeat(best[None], self.calibration, axis=0), rng)
+        cost = (yield Proposal(changed)).cost
+        hot = _first_temperature(cost - best_cost, self.first_acceptance)
+        spent = len(first) + len(changed)
+        if cost.min() <= best_cost:
+            best, best_cost = changed[cost.argmin()], cost.min()
+        current = np.repeat(best[None], self.chains, axis=0)  # [chains, groups]
+        current_cost = np.repeat(best_cost, self.chains)  # [chains]
+        while True:
+            temperature = hot * self.cooling ** min(spent / self.evaluations, 1.0)
+            changed = choices.change(current, rng)
+            cost = (yield Proposal(changed, notes={"temperature": temperature})).cost
+            spent += len(changed)
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # 0 / 0 where nothing costs anything
+                taken = (cost <= current_cost) | (rng.random(len(cost)) < np.exp((current_cost - cost) / temperature))
+            current = np.where(taken[:, None], changed, current)
+            current_cost = np.where(taken, cost, current_cost)
+
+
+@dataclass(frozen=True)
+class Genetic:
+    """Crosses and mutates a population; the best of parents and children live on (Holland 1975; a mu + lambda scheme).
+
+    Parents win a tournament of two. A child has one parent's devices in a stretch of groups (the graph's groups stand in
+    the order of their first ops), or in groups drawn evenly, and the other's elsewhere; then about `mutations` of its
+    groups go to another device. Ties go to the older placement, and among children to the first.
+    """
+
+    population: int = 48
+    crossover: Literal["stretch", "uniform"] = "stretch"
+    mutations: float = 2.0
+    start: Start = "single"
+
+    def __post_init__(self) -> None:
+        _check(self.population >= 2, "population must be at least 2", self.population)
+        _check(self.mutations >= 0, "mutations must be at least 0", self.mutations)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the first population, then generations of children without end."""
+        choices = Choices.of(problem)
+        parents = choices.start(problem, self.start, rng, self.population)  # [population, groups]
+        cost = (yield Proposal(parents)).cost
+        while len(choices.movable):
+            children = self._cross(parents, _tournament(cost, 2 * self.population, rng), rng)
+            rate = min(self.mutations / len(choices.movable), 1.0)
+            children = choices.mutate(children, rng, rate)
+            child_cost = (yield Proposal(children)).cost
+            everyone, costs = np.concatenate([parents, children]), np.concatenate([cost, child_cost])
+            alive = np.argsort(costs, kind="stable")[: self.population]
+            parents, cost = everyone[alive], costs[alive]
+
+    def _cross(self, parents: Ints, pairs: Ints, rng: np.random.Generator) -> Ints:
+        """Returns a child [population, groups] for each two of the pairs' rows [2 * population]."""
+        num_groups = parents.shape[1]
+        if self.crossover == "uniform":
+            from_first = rng.random((self.population, num_groups)) < 0.5
+        else:
+            low, high = np.sort(rng.integers(0, num_groups + 1, (2, self.population, 1)), axis=0)
+            groups = np.arange(num_groups)
+            from_first = (low <= groups) & (groups < high)
+        return np.where(from_first, parents[pairs[::2]], parents[pairs[1::2]])
+
+
+class Choices(NamedTuple):
+    """The devices that each group can run on, in rising order, in the form in which placements are drawn and changed."""
+
+    counts: Ints  # [groups], how many devices there are
+    devices: Ints  # [groups, devices], the first `counts` of a row count
+    ranks: Ints  # [groups, devices], where a device stands in its row of `devices`
+    movable: Ints  # the groups that have a choice
+
+    @classmethod
+    def of(cls, problem: Problem) -> "Choices":
+        """Returns the choices that a problem leaves."""
+        devices = np.argsort(~problem.allowed, axis=1, kind="stable")
+        counts = problem.allowed.sum(axis=1)
+        return cls(counts, devices, np.argsort(devices, axis=1, kind="stable"), np.flatnonzero(counts > 1))
+
+    def draw(self, rng: np.random.Generator, batch: int) -> Ints:
+        """Returns placements that are drawn evenly: [batch, groups]."""
+        ranks = (rng.random((batch, len(self.counts))) * self.counts).astype(np.int64)
+        placements: Ints = self.devices[np.arange(len(self.counts)), ranks]
+        return placements
+
+    def start(self, problem: Problem, kind: Start, rng: np.random.Generator, batch: int) -> Ints:
+        """Returns at least `batch` placements to begin with, drawn; with "single" those on one device stand first."""
+        if kind == "random" or not len(self.movable):
+            return self.draw(rng, batch)
+        singles = single_placements(problem)
+        return np.concatenate([singles, self.draw(rng, max(batch - len(singles), 0))])
+
+    def change(self, placements: Ints, rng: np.random.Generator) -> Ints:
+        """Returns the placements [batch, groups], each with one group on another device; groups and devices drawn evenly."""
+        rows = np.arange(len(placements))
+        groups = self.movable[rng.integers(len(self.movable), size=len(placements))]
+        changed = placements.copy()
+        changed[rows, groups] = self._others(groups, placements[rows, groups], rng)
+        return changed
+
+    def mutate(self, placements: Ints, rng: np.random.Generator, rate: float) -> Ints:
+        """Returns the placements [batch, groups], each group with a choice put on another device with a chance of `rate`."""
+        rows, columns = np.nonzero(rng.random((len(placements), len(self.movable))) < rate)
+        groups = self.movable[columns]
+        mutated = placements.copy()
+        mutated[rows, groups] = self._others(groups, placements[rows, groups], rng)
+        return mutated
+
+    def _others(self, groups: Ints, devices: Ints, rng: np.random.Generator) -> Ints:
+        """Returns another device than the given one for each group: [groups]."""
+        further = rng.integers(1, self.counts[groups])
+        others: Ints = self.devices[groups, (self.ranks[groups, devices] + further) % self.counts[groups]]
+        return others
+
+
+def single_placements(problem: Problem) -> Ints:
+    """Returns a placement for each device, with every group that can run there: [devices, groups]."""
+    return settle(problem, np.repeat(np.arange(problem.num_devices)[:, None], problem.num_groups, axis=1))
+
+
+def _first_temperature(increases: Floats, acceptance: float) -> float:
+    """Returns the temperature at which the average positive increase is taken with this probability; 0 without one."""
+    worse = increases[increases > 0]
+    return float(worse.mean() / -np.log(acceptance)) if len(worse) else 0.0
+
+
+def _tournament(cost: Floats, count: int, rng: np.random.Generator) -> Ints:
+    """Returns the rows that win against another drawn row: [count]; ties go to the lower row."""
+    rivals = np.sort(rng.integers(len(cost), size=(2, count)), axis=0)
+    winners: Ints = np.where(cost[rivals[0]] <= cost[rivals[1]], rivals[0], rivals[1])
+    return winners
+
+
+def _check(holds: bool, rule: str, value: object) -> None:
+    if not holds:
+        raise ValueError(f"{rule}, it is {value}")

@@ -1,0 +1,74 @@
+"""Golden histories: how every strategy's search begins on one captured step, kept in tests/golden/histories.json.
+
+python tests/bless.py            writes them anew, after a change that is meant to change them
+python tests/bless.py --print    prints what searches of all strategies find, as one JSON object
+"""
+
+import dataclasses
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placewise.core.cluster import Cluster
+from placewise.core.contracts import Evaluator
+from placewise.core.graph_file import read_graph
+from placewise.core.problem import Problem
+from placewise.search import Budget, search
+from placewise.simulate.simulator import Simulator
+from placewise.strategies import STRATEGIES, make
+
+GOLDEN = Path(__file__).parent / "golden"
+HISTORIES = GOLDEN / "histories.json"
+LENGTH = 5  # pairs of (evaluations, best step seconds) that are kept
+BUDGET = Budget(evaluations=200)
+SEED = 7
+
+
+def is_written(name: str) -> bool:
+    """Returns whether a strategy's module exists already."""
+    return find_spec(f"placewise.strategies.{STRATEGIES[name].location.partition(':')[0]}") is not None
+
+
+def captured_problem() -> Problem:
+    """Returns a training step of a small language model on two GPUs and a CPU.
+
+    The graph is rnnlm:layers=2,hidden=512,steps=3,batch=64,vocab=1000 as it was once captured, kept in a file so that
+    another version of torch does not change it.
+    """
+    return Problem.of(read_graph(str(GOLDEN / "captured.json.gz")), Cluster.load("2xK80"))
+
+
+def found(name: str, problem: Problem, evaluator: Evaluator, seed: int = SEED, budget: Budget = BUDGET) -> dict[str, Any]:
+    """Returns everything that a search finds and that may not depend on the machine, as plain data."""
+    outcome = search(problem, make(name), evaluator, budget=budget, seed=seed)
+    fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome) if field.name != "seconds"}
+    plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in fields.items()}
+    data: dict[str, Any] = json.loads(json.dumps(plain))
+    return data
+
+
+def main(arguments: list[str]) -> None:
+    """Writes the golden histories, or prints all findings."""
+    problem = captured_problem()
+    simulator = Simulator(problem)
+    findings: dict[str, dict[str, Any]] = {}
+    for name in filter(is_written, STRATEGIES):
+        try:
+            findings[name] = found(name, problem, simulator)
+        except Exception as reason:
+            if arguments != ["--print"]:
+                raise
+            findings[name] = {"failed": repr(reason)}  # the others' findings are still worth printing
+    if arguments == ["--print"]:
+        print(json.dumps(findings))
+        return
+    lines = [f"  {json.dumps(name)}: {json.dumps(finding['history'][:LENGTH])}" for name, finding in findings.items()]
+    HISTORIES.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

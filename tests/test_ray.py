@@ -1,0 +1,175 @@
+"""Evaluating on Ray changes no result: on two nodes, with a worker killed and with a node gone in the middle."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from evaluators import Dying, Failing, Sums, killer
+from simulated import random_order, random_placements, random_step
+
+from placewise.core.arrays import Ints
+from placewise.core.contracts import Evaluation, Evaluator
+from placewise.core.errors import InputError, PlacewiseError, ProblemError
+from placewise.evaluate import open_evaluator
+from placewise.evaluate.factory import SimulatorFactory
+from placewise.evaluate.on_ray import OnRay
+from placewise.simulate.simulator import Simulator
+
+pytestmark = [  # of Ray's own making
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
+]
+needs_ray = pytest.mark.skipif("ray" not in sys.modules and not __import__("importlib.util").util.find_spec("ray"),
+                               reason="ray is not installed")  # fmt: skip
+
+
+def assert_same(found: Evaluation, expected: Evaluation) -> None:
+    for column, wanted in zip(found, expected, strict=True):
+        assert column.dtype == wanted.dtype
+        assert column.tobytes() == wanted.tobytes()
+
+
+@dataclass(frozen=True)
+class LosingItsNode:
+    """Makes evaluators that, on a node, tell a pipe that they are there and wait until the node is gone."""
+
+    node_id: str
+    pipe: Path
+
+    def __call__(self) -> Evaluator:
+        return self.evaluate
+
+    def evaluate(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
+        import ray
+
+        if ray.get_runtime_context().get_node_id() == self.node_id:
+            self.pipe.write_text("here")
+            threading.Event().wait()
+        return Sums()(placements, orders)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of two CPUs each, this process connected to them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "_system_config": quick})  # type: ignore[no-untyped-call]
+    cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@needs_ray
+def test_the_number_of_workers_changes_nothing(cluster: Any) -> None:
+    step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
+    placements = random_placements(step.problem, rng, 13)
+    orders = np.array([random_order(step.problem, rng) for _ in range(13)])
+    simulator = Simulator(step.problem)
+    for workers in (1, None):
+        with OnRay(SimulatorFactory(step.problem), workers, cluster.address) as on_ray:
+            assert on_ray.workers == (workers or 4)
+            for rows in (13, 3, 0):
+                assert_same(on_ray(placements[:rows]), simulator(placements[:rows]))
+            assert_same(on_ray(placements, orders), simulator(placements, orders))
+            assert_same(on_ray(placements, orders[:1]), simulator(placements, orders[:1]))
+            with pytest.raises(ProblemError, match=r"placement 11 has 7 for group 0\."):
+                on_ray(np.where(np.arange(13)[:, None] == 11, 7, placements))
+
+
+@needs_ray
+def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, tmp_path: Path) -> None:
+    thread = killer(tmp_path)
+    placements = np.arange(12).reshape(12, 1)
+    with OnRay(Dying(tmp_path, times=2), 2, cluster.address) as on_ray:
+        assert_same(on_ray(placements), Sums()(placements))
+        assert len(list(tmp_path.glob("death-*"))) == 2
+    with OnRay(Dying(tmp_path, times=99), 1, cluster.address, attempts=2) as on_ray:
+        with pytest.raises(PlacewiseError, match="2 workers died evaluating placements 6 to 11 of a batch"):
+            on_ray(placements)
+        assert_same(on_ray(placements[:9]), Sums()(placements[:9]))
+    (tmp_path / "pipe").write_text("stop")
+    thread.join()
+
+
+@needs_ray
+def test_an_evaluator_that_can_not_be_made(cluster: Any) -> None:
+    with OnRay(Failing(ProblemError("no such thing")), 1, cluster.address) as on_ray:
+        with pytest.raises(ProblemError, match="no such thing"):
+            on_ray(np.zeros((4, 1), np.int64))
+
+
+@needs_ray
+def test_a_lost_node(cluster: Any, tmp_path: Path) -> None:
+    """Four workers on four CPUs of two nodes: one node goes, two workers are left, and their replacements find no place."""
+    node, pipe = cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20), tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def remove() -> None:
+        assert pipe.read_text().startswith("here")
+        cluster.remove_node(node, allow_graceful=False)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    placements = np.arange(24).reshape(24, 1)
+    with OnRay(LosingItsNode(node.node_id, pipe), 6, cluster.address) as on_ray:
+        for _ in range(2):
+            assert_same(on_ray(placements), Sums()(placements))
+    thread.join()
+
+
+@needs_ray
+def test_a_cluster_of_its_own(tmp_path: Path) -> None:
+    """In a fresh process: a cluster is started, used, and gone."""
+    import subprocess
+
+    step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
+    code = """
+import ray
+from simulated import random_placements, random_step
+from placewise.evaluate import open_evaluator
+step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
+with open_evaluator(step.problem, workers=2, ray="local") as evaluator:
+    print(evaluator(random_placements(step.problem, rng, 5)).cost.tolist())
+    print(ray.cluster_resources()["CPU"])
+print(ray.is_initialized())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    expected = Simulator(step.problem)(random_placements(step.problem, rng, 5)).cost.tolist()
+    assert done.stdout.splitlines() == [str(expected), "2.0", "False"], done.stderr
+
+
+@needs_ray
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
+def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InputError, match=f"there is no Ray cluster to use at '{address}': ") as caught:
+        OnRay(Sums, 2, address)
+    assert "\n" not in str(caught.value)
+
+
+def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"^Ray is not installed: pip install 'placewise\[ray\]'$"):
+        OnRay(Sums)
+    step, _ = random_step(seed=5, num_ops=4, num_devices=2, memory=120, grouping="colocated")
+    with (
+        pytest.raises(InputError, match="workers must be at least 1, there are 0"),
+        open_evaluator(step.problem, workers=0, ray="auto"),
+    ):
+        pass
