@@ -1,10 +1,12 @@
 """Evaluating on Ray changes no result: on two nodes, with a worker killed and with a node gone in the middle."""
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ pytestmark = [  # of Ray's own making
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
     pytest.mark.filterwarnings("ignore:Tip. In future versions of Ray:FutureWarning"),
 ]
-needs_ray = pytest.mark.skipif("ray" not in sys.modules and not __import__("importlib.util").util.find_spec("ray"),
-                               reason="ray is not installed")  # fmt: skip
+NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
 def assert_same(found: Evaluation, expected: Evaluation) -> None:
@@ -58,18 +60,19 @@ class LosingItsNode:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of two CPUs each, this process connected to them."""
+    """Two nodes of two CPUs each."""
     import ray
     from ray.cluster_utils import Cluster
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-    node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "_system_config": quick})  # type: ignore[no-untyped-call]
-    cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()  # type: ignore[no-untyped-call]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where the workers find the evaluators of these tests
+        cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": quick})
+        cluster.add_node(**NODE)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @needs_ray
@@ -106,22 +109,22 @@ def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, 
 
 @needs_ray
 def test_an_evaluator_that_can_not_be_made(cluster: Any) -> None:
-    with OnRay(Failing(ProblemError("no such thing")), 1, cluster.address) as on_ray:
-        with pytest.raises(ProblemError, match="no such thing"):
-            on_ray(np.zeros((4, 1), np.int64))
+    failing = Failing(ProblemError("no such thing"))
+    with OnRay(failing, 1, cluster.address) as on_ray, pytest.raises(ProblemError, match="no such thing"):
+        on_ray(np.zeros((4, 1), np.int64))
 
 
 @needs_ray
 def test_a_lost_node(cluster: Any, tmp_path: Path) -> None:
-    """Four workers on four CPUs of two nodes: one node goes, two workers are left, and their replacements find no place."""
-    node, pipe = cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20), tmp_path / "pipe"
+    """Six workers on the six CPUs of three nodes: one node goes, four are left, and two replacements find no place."""
+    node, pipe = cluster.add_node(**NODE), tmp_path / "pipe"
     os.mkfifo(pipe)
 
     def remove() -> None:
         assert pipe.read_text().startswith("here")
         cluster.remove_node(node, allow_graceful=False)
 
-    thread = threading.Thread(target=remove)
+    thread = threading.Thread(target=remove, daemon=True)
     thread.start()
     placements = np.arange(24).reshape(24, 1)
     with OnRay(LosingItsNode(node.node_id, pipe), 6, cluster.address) as on_ray:
@@ -133,8 +136,6 @@ def test_a_lost_node(cluster: Any, tmp_path: Path) -> None:
 @needs_ray
 def test_a_cluster_of_its_own(tmp_path: Path) -> None:
     """In a fresh process: a cluster is started, used, and gone."""
-    import subprocess
-
     step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
     code = """
 import ray

@@ -10,8 +10,7 @@ from placewise.simulate.simulator import Simulator
 class SimulatorFactory:
     """Makes a Simulator that uses one thread: the workers are the parallelism.
 
-    It travels by pickle protocol 5, which keeps the problem's arrays exact and not writable; with Ray they are not even
-    copied out of the object store.
+    It travels by pickle protocol 5, which keeps the problem's arrays exact and not writable.
     """
 
     problem: Problem

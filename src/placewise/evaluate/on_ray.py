@@ -1,6 +1,7 @@
 """An evaluator on a Ray cluster."""
 
 import os
+import pickle
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,13 +45,13 @@ class OnRay(Team[Actor]):
             self._connect(workers, address)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))), attempts)
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
-        self._make = self._ray.put(make)
+        self._factory = self._ray.put(pickle.dumps(make, protocol=5))
         self._hire()
 
     def close(self) -> None:
         """Ends all workers, and the cluster if it was started here."""
         super().close()
-        self._make = None
+        self._factory = None
         if self._owns_cluster and self._ray.is_initialized():
             self._ray.shutdown()
 
@@ -68,7 +69,7 @@ class OnRay(Team[Actor]):
             raise InputError(f"there is no Ray cluster to use at {address!r}: {reason}") from None
 
     def _start(self) -> Actor:
-        return Actor(self._actor.remote(self._make))
+        return Actor(self._actor.remote(self._factory))
 
     def _give(self, member: Actor, part: Part | None) -> None:
         member.answer = member.handle.answer.remote(part)

@@ -49,17 +49,17 @@ class Part(NamedTuple):
 
 
 class Worker:
-    """Makes an evaluator once and evaluates parts with it; what goes wrong is an answer too."""
+    """Makes an evaluator once and evaluates parts with it; what goes wrong, also with the pickled factory, is an answer."""
 
-    def __init__(self, make: Make) -> None:
-        self._make = make
+    def __init__(self, factory: bytes) -> None:
+        self._factory = factory
         self._evaluator: Evaluator | None = None
 
     def answer(self, part: Part | None) -> Answer:
         """Returns the evaluation of a part; for no part, makes the evaluator and says that it is here."""
         try:
             if self._evaluator is None:
-                self._evaluator = self._make()
+                self._evaluator = pickle.loads(self._factory)()
             if part is None:
                 return None
             orders = None if part.orders is None else part.orders.unpack()
@@ -72,7 +72,8 @@ def serve(connection_fd: int, factory_fd: int) -> None:
     """Answers the parts that come over a connection; ends at once, in the middle of a part too, when it is closed."""
     connection, parts = Connection(connection_fd), SimpleQueue[bytes]()
     Thread(target=_listen, args=(connection, parts), daemon=True).start()
-    worker = Worker(lambda: _load(factory_fd)())
+    with mmap.mmap(factory_fd, 0, access=mmap.ACCESS_READ) as file:  # one file for all workers
+        worker = Worker(bytes(file))
     while True:
         answer = worker.answer(pickle.loads(parts.get()))
         with suppress(OSError):  # nobody is there: the listener ends this process
@@ -86,13 +87,6 @@ def _listen(connection: "Connection[Answer, bytes]", parts: "SimpleQueue[bytes]"
             parts.put(connection.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
-
-
-def _load(fd: int) -> Make:
-    """Returns the factory from a file that all workers share."""
-    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as file:
-        make: Make = pickle.loads(file)
-        return make
 
 
 def _presentable(error: Exception) -> Exception:

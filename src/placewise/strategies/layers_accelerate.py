@@ -147,7 +147,7 @@ def device_map(modules: Modules, limits: Sequence[int]) -> dict[str, int]:
         if split is not None:
             index = waiting.index(split)
             waiting = [path, *waiting[:index], *modules.splits(split), *waiting[index + 1 :]]
-        elif size > room and modules.splits(path):
+        elif size >= room and modules.splits(path):
             waiting = modules.splits(path) + waiting
         else:
             used, device = 0, device + 1

@@ -52,7 +52,8 @@ def inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: in
 def first_gap(begins: Floats, ends: Floats, count: int, ready: float, seconds: float) -> tuple[int, float]:
     """Returns the first gap of a device that can take an op, and when the op starts in it.
 
-    Gap i is before the i-th of `count` busy times, which are apart and in order; the last one has no end.
+    Gap i is before the i-th of `count` busy times, which are apart and in order; the last one has no end. An op that
+    takes no time needs no gap.
     """
     gap, beyond, start = 0, count, ready
     while gap < beyond:  # to the first busy time that ends behind `ready`
@@ -61,7 +62,7 @@ def first_gap(begins: Floats, ends: Floats, count: int, ready: float, seconds: f
             beyond = middle
         else:
             gap = middle + 1
-    while gap < count and begins[gap] - start < seconds:
+    while seconds > 0.0 and gap < count and begins[gap] - start < seconds:
         start = ends[gap]
         gap += 1
     return gap, start
