@@ -180,6 +180,7 @@ def test_place_from_python(graph: Path) -> None:
 
     plan = pw.place(load_graph(str(graph)), pw.Cluster.load("2xK80"), evaluations=30, strategy="random", seed=4)
     assert plan.fits
+    assert plan.step_seconds is not None
     assert str(plan).startswith(f"{plan.step_seconds * 1e3:.4g} ms a step on 2xK80 (random, 30 evaluations, seed 4)")
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,8 +51,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_the_names_that_people_gave_do_not_tell_runs_apart() -> None:
     one = specification(chain())
     assert dataclasses.replace(one, model="x", cluster="y").key == one.key
-    for change in ({"seed": 1}, {"order": "priority"}, {"parameters": {}}, {"budget": Budget(evaluations=8)}):
-        assert dataclasses.replace(one, **change).key != one.key  # type: ignore[arg-type]
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"order": "priority"}, {"parameters": {}}, {"budget": Budget(8)}]
+    assert all(dataclasses.replace(one, **change).key != one.key for change in changes)
 
 
 def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
