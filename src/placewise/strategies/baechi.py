@@ -84,7 +84,7 @@ def _places(problem: Problem, devices: Devices) -> Bools:
 
 
 def _fill(problem: Problem, places: Bools) -> Ints:
-    """Returns the placement [groups] that fills one device after the other (Jeon et al. 2020, §3.1).
+    """Returns the placement [groups] that fills one device after the other.
 
     A group that can't run on the device that is being filled, and one that no device has room for, goes to the device
     with most room left; ties go to the lowest.

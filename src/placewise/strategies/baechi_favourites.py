@@ -10,8 +10,8 @@ def favourite_children(
 ) -> Ints | None:
     """Returns each op's favourite child, or -1 where it has none: [ops]; None if the program took too many iterations.
 
-    Minimises w over x_ij in [0, 1] and starts s_i >= 0, where x_ij = 0 says that j follows i on its device (Jeon et al.
-    2020, §3.3; edges and their copy times are [edges]):
+    Minimises w over x_ij in [0, 1] and starts s_i >= 0, where x_ij = 0 says that j follows i on its device (as Jeon et
+    al. 2020 have it; edges and their copy times are [edges]):
 
         s_i + p_i + c_ij x_ij <= s_j         for every edge
         sum_j x_ij >= number of children - 1   i has at most one favourite child

@@ -10,7 +10,7 @@ from placewise.strategies.list_tasks import Tasks
 
 @kernel
 def upward_ranks(tasks: Tasks, op_seconds: Floats, output_seconds: Floats) -> Floats:
-    """Returns each op's longest path to the end of the step, its own time counted (Eq. 8): [ops].
+    """Returns each op's longest path to the end of the step, its own time counted (the paper's rank_u): [ops].
 
     Op times [ops] and copy times [edges, as `output_ops`] are means over the devices.
     """
@@ -25,7 +25,7 @@ def upward_ranks(tasks: Tasks, op_seconds: Floats, output_seconds: Floats) -> Fl
 
 @kernel
 def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> Floats:
-    """Returns each op's longest path from the step's start, its own time not counted (Eq. 10): [ops]."""
+    """Returns each op's longest path from the step's start, its own time not counted (rank_d): [ops]."""
     ranks = np.zeros(len(op_seconds))
     for n in range(len(op_seconds)):
         for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
@@ -36,7 +36,7 @@ def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> F
 
 @inner
 def inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: int) -> float:
-    """Returns when all inputs of an op are on a device, every copy at once on a way of its own (Eq. 5)."""
+    """Returns when all inputs of an op are on a device, every copy at once on a way of its own (EST without the device)."""
     ready = 0.0
     for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
         maker = tasks.input_ops[edge]

@@ -20,7 +20,7 @@ from placewise.strategies.list_tasks import Tasks, build_tasks, complete, group_
 
 @dataclass(frozen=True)
 class Heft:
-    """Each op, by falling upward rank, in the gap in which it ends first (Topcuoglu et al. 2002, Fig. 2).
+    """Each op, by falling upward rank, in the gap in which it ends first (Topcuoglu et al. 2002).
 
     Two proposals: the placement in the evaluator's order, and in the order in which the model starts the ops. Ties in
     rank go to the op that is earlier in the program, ties in time to the lowest device.
@@ -36,7 +36,7 @@ class Heft:
 
 @dataclass(frozen=True)
 class Cpop:
-    """The critical path on the device that runs it fastest, all else where it ends first (Topcuoglu et al. 2002, Fig. 4).
+    """The critical path on the device that runs it fastest, all else where it ends first (Topcuoglu et al. 2002).
 
     Proposals and ties are HEFT's. An op of the path that can't run on that device goes where it ends first.
     """
@@ -113,7 +113,7 @@ def _propose(problem: Problem, tasks: Tasks, sequence: Ints, wanted: Ints) -> Se
 
 
 def _by_priority(tasks: Tasks, priorities: Floats) -> Ints:
-    """Returns the ops as a queue gives them out: of those whose makers are out, the highest priority first (Fig. 4)."""
+    """Returns the ops as a queue gives them out: of those whose makers are out, the highest priority first."""
     waiting, targets = np.diff(tasks.input_ends).tolist(), tasks.output_ops.tolist()
     first, urgency = tasks.output_ends.tolist(), (-priorities).tolist()
     queue = [(urgency[n], n) for n, count in enumerate(waiting) if not count]
