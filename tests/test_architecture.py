@@ -38,6 +38,8 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "scipy": ("bounds/", "strategies/"),
     "ortools": ("bounds/", "strategies/"),
     "ray": ("evaluate/",),
+    "pymetis": ("strategies/partition.py",),
+    "pyscotch": ("strategies/partition.py",),
     "plotly": ("report/",),
 }
 
