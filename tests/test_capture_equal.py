@@ -458,3 +458,28 @@ def test_mixed_precision_by_casts() -> None:
     model.others[0].to(torch.bfloat16)
     batches = [(torch.randn(4, 4), torch.randn(4, 4)) for _ in range(4)]
     assert_equal_steps(model, nn.MSELoss(), torch.optim.AdamW(model.parameters(), 0.01), batches, 2)
+
+
+class Accumulating(torch.optim.Optimizer):
+    """Divides by the root of the summed squares, which its constructor makes, as Adagrad's did in older torch."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["sum"] = torch.ones_like(p)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    total = self.state[p]["sum"]
+                    total.addcmul_(p.grad, p.grad)
+                    p.addcdiv_(p.grad, total.sqrt(), value=-group["lr"])
+
+
+def test_state_that_the_constructor_makes() -> None:
+    model = nn.Linear(4, 3)
+    batches = [(torch.randn(4, 4), torch.randn(4, 3)) for _ in range(4)]
+    assert_equal_steps(model, nn.functional.mse_loss, Accumulating(model.parameters()), batches, 1)

@@ -15,7 +15,7 @@ import pytest
 from evaluators import Dying, Failing, Leaving, Sums, kill, killer
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import random_order, random_placements, random_step, steps
+from simulated import Step, random_order, random_placements, random_step, steps
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
@@ -112,9 +112,9 @@ def test_a_refused_batch_names_its_own_row_and_is_not_remembered() -> None:
 
 
 @given(steps(), st.integers(0, 9), st.booleans())
-def test_a_cache_changes_nothing(case: tuple[object, np.random.Generator], rows: int, with_orders: bool) -> None:
+def test_a_cache_changes_nothing(case: tuple[Step, np.random.Generator], rows: int, with_orders: bool) -> None:
     step, rng = case
-    problem: Problem = step.problem  # type: ignore[attr-defined]
+    problem = step.problem
     simulator = Simulator(problem, threads=1)
     cached = Cached(simulator, max_rows=3)
     few = random_placements(problem, rng, 3)
@@ -279,8 +279,9 @@ def test_no_process_is_left_behind(tmp_path: Path, ending: signal.Signals) -> No
     os.mkfifo(tmp_path / "pipe")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, script], **output, text=True, start_new_session=True) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         pids: list[str] = []
         while len(pids) < 2:
             pids += (tmp_path / "pipe").read_text().split()

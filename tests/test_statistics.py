@@ -55,7 +55,7 @@ def test_after_counts_as_waiting() -> None:
 
 def test_memory_that_is_shared_counts_once() -> None:
     """A parameter of 8 bytes, a resident view of it, and a version that an update makes in its place."""
-    tensors = [tensor("w", 8, "parameter", home=0), tensor("v", 8, "parameter", alias_of=0)]
+    tensors = [tensor("w", 8, "parameter", home=0), tensor("v", 8, "parameter", home=0, alias_of=0)]
     graph = graph_of([*tensors, tensor("w'", 8, "parameter", alias_of=0)], [op(reads=[1], writes=[2])])
     assert describe(graph, np.zeros(1)).resident_bytes == {"parameter": 8}
 

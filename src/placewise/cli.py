@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from placewise import __version__
 from placewise.commands import benchmarks, graphs, inventory, recording, searching, simulation
-from placewise.core.errors import InputError, NothingFits
+from placewise.core.errors import InputError, NothingFits, PlacewiseError
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 2 wrong input, 3 nothing fits."""
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, 3 nothing fits."""
     options = _parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NothingFits as problem:
         print(f"placewise: {_one_line(problem)}", file=sys.stderr)
         return 3
+    except PlacewiseError as problem:  # what we asked for could not be done: a worker that keeps dying
+        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("placewise: stopped", file=sys.stderr)
         return 130

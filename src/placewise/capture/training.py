@@ -176,7 +176,10 @@ def _record_update(
 def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:
     """Lets the optimizer make its state, as its first step does; state that the original has already goes first."""
     with HostNumbers(recorder), QuickMeta(recorder.kernels):
-        optimizer.step()
+        try:
+            optimizer.step()
+        except KeyError:  # state that its constructor makes (Adagrad's, in older torch): the original has it
+            optimizer.state.clear()
     for group, given in zip(optimizer.param_groups, original.param_groups, strict=True):
         for parameter, key in zip(group["params"], given["params"], strict=True):
             if key in original.state:

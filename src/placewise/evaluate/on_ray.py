@@ -28,8 +28,8 @@ class OnRay(Team[Actor]):
     """Evaluates on actors of a Ray cluster, each with the evaluator that `make` makes there, once.
 
     `address` names a cluster that exists ("auto" finds one on this machine); otherwise one is started on this machine, and
-    shut down by `close`. Where this process is already connected to a cluster, that one is used. There are `workers` actors
-    of one CPU each, by default as many as the cluster has CPUs.
+    shut down by `close`. Where this process is already connected to a cluster, that one is used and stays connected. There
+    are `workers` actors of one CPU each, by default as many as the cluster has CPUs.
     """
 
     def __init__(self, make: Make, workers: int | None = None, address: str | None = None, attempts: int = 3) -> None:
@@ -40,8 +40,8 @@ class OnRay(Team[Actor]):
         except ImportError:
             raise InputError("Ray is not installed: pip install 'placewise[ray]'") from None
         self._ray: Any = ray
-        self._owns_cluster = not ray.is_initialized() and address is None
-        if not ray.is_initialized():
+        self._connects = not self._ray.is_initialized()
+        if self._connects:
             self._connect(workers, address)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))), attempts)
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
@@ -49,10 +49,10 @@ class OnRay(Team[Actor]):
         self._hire()
 
     def close(self) -> None:
-        """Ends all workers, and the cluster if it was started here."""
+        """Ends all workers and the connection, and with it a cluster that was started for it; not one that was there."""
         super().close()
         self._factory = None
-        if self._owns_cluster and self._ray.is_initialized():
+        if self._connects and self._ray.is_initialized():
             self._ray.shutdown()
 
     def _connect(self, workers: int | None, address: str | None) -> None:
