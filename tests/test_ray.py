@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from evaluators import Dying, Failing, Sums, killer
+from evaluators import Dying, Failing, Sums, Telling, kill, killer
 from simulated import random_order, random_placements, random_step
 
 from placewise.core.arrays import Ints
@@ -21,6 +21,8 @@ from placewise.core.errors import InputError, PlacewiseError, ProblemError
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.factory import SimulatorFactory
 from placewise.evaluate.on_ray import OnRay
+from placewise.placing import Request, run
+from placewise.search import Budget, Progress
 from placewise.simulate.simulator import Simulator
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
@@ -99,6 +101,29 @@ def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, 
         assert_same(on_ray(placements[:9]), Sums()(placements[:9]))
     (tmp_path / "pipe").write_text("stop")
     thread.join()
+
+
+@needs_ray
+def test_a_recorded_search_has_the_same_history_when_workers_are_killed(cluster: Any, tmp_path: Path) -> None:
+    step, _ = random_step(seed=7, num_ops=60, num_devices=3, memory=10**6, grouping="colocated")
+    request = Request("hill-climb", {"neighbours": "8"}, Budget(evaluations=200), 1, "program")
+    expected = run(step.problem, request, Simulator(step.problem, "program", 1)).history
+    moments = [40, 100]
+
+    def kill_one(progress: Progress) -> None:
+        if moments and progress.evaluations >= moments[0]:
+            moments.pop(0)
+            worker = min(tmp_path.glob("*.pid"))
+            worker.unlink()
+            kill(int(worker.stem))
+
+    make = Telling(SimulatorFactory(step.problem, "program"), tmp_path)
+    with OnRay(make, 2, cluster.address) as on_ray:
+        outcome = run(step.problem, request, on_ray, run_file=tmp_path / "runs.db", on_step=kill_one)
+    assert not moments
+    assert outcome.history == expected
+    again = run(step.problem, request, Sums(), run_file=tmp_path / "runs.db")  # answered from the record
+    assert again.history == expected
 
 
 @needs_ray

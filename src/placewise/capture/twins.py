@@ -88,7 +88,8 @@ def adopt_state(optimizer: torch.optim.Optimizer, parameter: Tensor, given: Mapp
             state[key] = value
             continue
         made = state.get(key)
-        on_host = not made.is_meta if isinstance(made, Tensor) else not value.dim() and bool(parameter.dim())
+        is_counter = not value.dim() and (key == "step" or bool(parameter.dim()))
+        on_host = not made.is_meta if isinstance(made, Tensor) else is_counter
         if not on_host:
             state[key] = _empty(value)
         elif not value.is_meta:
