@@ -7,7 +7,14 @@ RUN := .venv/bin/
 .PHONY: demo test clean
 
 demo: .venv/demo
-	$(RUN)placewise info nmt:layers=2 --cluster 2xK80
+	mkdir -p demo
+	$(RUN)placewise capture nmt:layers=2 -o demo/nmt2.json.gz
+	$(RUN)placewise info demo/nmt2.json.gz --cluster 2xK80
+	@echo
+	$(RUN)placewise place demo/nmt2.json.gz --cluster 2xK80 -o demo/plan.json
+	@echo
+	$(RUN)placewise simulate demo/nmt2.json.gz --cluster 2xK80 --plan demo/plan.json --trace demo/trace.json
+	@echo "demo/trace.json shows the timeline: open it in ui.perfetto.dev"
 
 test: .venv/dev
 	scripts/check

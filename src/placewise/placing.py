@@ -25,7 +25,7 @@ from placewise.strategies import make, parameters
 if TYPE_CHECKING:
     from placewise.capture.training import CapturedStep
 
-DEFAULT_STRATEGY = "hill-climb"
+DEFAULT_STRATEGY = "genetic"
 DEFAULT_EVALUATIONS = 2400  # Post's
 
 
