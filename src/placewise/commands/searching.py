@@ -2,6 +2,7 @@
 
 import argparse
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 from placewise.commands.common import (
@@ -127,23 +128,35 @@ def _compare(options: argparse.Namespace) -> None:
     problem = _problem(options)
     rows = []
     for name in names:
-        outcomes: list[Outcome] = []
-        problem_with_it = ""
-        for seed in range(options.seeds):
-            budget = Budget(evaluations, options.seconds)
-            request = Request(name, own[name], budget, seed, options.order, options.model, options.cluster)
-            try:
-                outcomes.append(_search(problem, request, options))
-            except StrategyError as rule:  # this strategy can't: the others go on
-                problem_with_it = str(rule)
-                break
-            if outcomes[-1].status == "stopped":
-                raise KeyboardInterrupt
-        rows.append(_row(name, outcomes, problem_with_it))
+        requests = [
+            Request(
+                name, own[name], Budget(evaluations, options.seconds), seed, options.order, options.model, options.cluster
+            )
+            for seed in range(options.seeds)
+        ]
+        outcomes, trouble = _searches(problem, requests, options)
+        rows.append(_row(name, outcomes, trouble))
+        if outcomes and outcomes[-1].status == "stopped":
+            break
     _print_comparison(problem, rows, options)
+    if len(rows) < len(names):
+        print(f"placewise: stopped; not begun: {', '.join(names[len(rows) :])}", file=sys.stderr)
 
 
-def _row(name: str, outcomes: "list[Outcome]", problem_with_it: str) -> dict[str, Any]:
+def _searches(problem: "Problem", requests: "list[Request]", options: argparse.Namespace) -> "tuple[list[Outcome], str]":
+    """Returns what one strategy finds with each seed, up to one that is stopped; and why it can't be used, or ''."""
+    outcomes: list[Outcome] = []
+    for request in requests:
+        try:
+            outcomes.append(_search(problem, request, options))
+        except StrategyError as rule:  # this strategy can't: the others go on
+            return outcomes, str(rule)
+        if outcomes[-1].status == "stopped":
+            break
+    return outcomes, ""
+
+
+def _row(name: str, outcomes: "list[Outcome]", trouble: str) -> dict[str, Any]:
     """Returns a strategy's line: best, median and worst step seconds over its seeds; None where nothing fits."""
     times = sorted(outcome.step_seconds for outcome in outcomes if outcome.placement is not None)
     return {
@@ -154,7 +167,7 @@ def _row(name: str, outcomes: "list[Outcome]", problem_with_it: str) -> dict[str
         "fits": f"{len(times)}/{len(outcomes)}",
         "evaluations": max([outcome.evaluations for outcome in outcomes], default=0),
         "search_seconds": sum(outcome.seconds for outcome in outcomes),
-        "problem": problem_with_it,
+        "problem": trouble,
     }
 
 
