@@ -1,6 +1,7 @@
 """Small graphs and clusters to test with, by hand and at random for hypothesis; and what a refused command must do."""
 
 import dataclasses
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -186,6 +187,11 @@ def graph_rows(draw: st.DrawFn, max_ops: int = 8) -> dict[str, Any]:
 def graphs(max_ops: int = 8) -> st.SearchStrategy[Graph]:
     """Draws a valid graph."""
     return graph_rows(max_ops).map(parse_graph)
+
+
+def heed_ctrl_c() -> None:
+    """Lets a child be interrupted even where the tests run in the background, which ignores SIGINT: a preexec_fn."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

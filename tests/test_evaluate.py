@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import heed_ctrl_c
 from evaluators import Dying, Failing, Leaving, Sums, kill, killer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,7 +281,12 @@ def test_no_process_is_left_behind(tmp_path: Path, ending: signal.Signals) -> No
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path)))
     with subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_ctrl_c,
     ) as process:
         pids: list[str] = []
         while len(pids) < 2:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import refused
+from builders import heed_ctrl_c, refused
 from test_plan import CLUSTER
 
 import placewise as pw
@@ -163,7 +163,8 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_run_goes_on(graph: Path, tmp_path:
     runs = str(tmp_path / "runs.db")
     command = [sys.executable, "-m", "placewise", "place", str(graph), "--cluster", "2xK80", "--strategy", "hill-climb"]
     command += ["--budget", "30000", "--run-file", runs]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, **pipes, preexec_fn=heed_ctrl_c)
     while not num_steps(runs):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
