@@ -42,6 +42,11 @@ class Request:
     cluster: str = ""
 
 
+def budget_of(evaluations: int | None, seconds: float | None) -> Budget:
+    """Returns a budget of evaluations and seconds; without either it is 2,400 evaluations."""
+    return Budget(DEFAULT_EVALUATIONS if evaluations is None and seconds is None else evaluations, seconds)
+
+
 def place(
     step: "CapturedStep | Graph",
     cluster: Cluster,
@@ -63,9 +68,8 @@ def place(
     """
     graph = step if isinstance(step, Graph) else step.graph
     problem = Problem.of(graph, cluster, grouping)
-    if evaluations is None and seconds is None:
-        evaluations = DEFAULT_EVALUATIONS
-    request = Request(strategy, as_text(settings or {}), Budget(evaluations, seconds), seed, order, graph.name, cluster.name)
+    budget = budget_of(evaluations, seconds)
+    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name)
     with open_evaluator(problem, order, workers=workers, ray=ray) as evaluator:
         return make_plan(problem, request, run(problem, request, evaluator, run_file=run_file))
 
@@ -105,18 +109,23 @@ def go_on(
 
 def specify(problem: Problem, request: Request) -> Specification:
     """Returns the specification of a run: all that its history depends on."""
-    strategy = make(request.strategy, dict(request.settings))
     return Specification(
         model=request.model,
         cluster=request.cluster,
         problem_digest=problem.digest,
         order=request.order,
         strategy=request.strategy,
-        parameters={name: getattr(strategy, name) for name in parameters(request.strategy)},
+        parameters=_parameters(request),
         seed=request.seed,
         budget=request.budget,
         versions={"placewise": __version__, "numpy": np.__version__},
     )
+
+
+def _parameters(request: Request) -> dict[str, Any]:
+    """Returns all hyper-parameters of the requested strategy, those that were not set too."""
+    strategy = make(request.strategy, dict(request.settings))
+    return {name: getattr(strategy, name) for name in parameters(request.strategy)}
 
 
 def requested(specification: Specification) -> Request:
@@ -136,7 +145,6 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome) -> Plan:
     if outcome.placement is None:
         raise NothingFits(_why_nothing_fits(simulator, outcome))
     schedule = simulator.schedule(outcome.placement, outcome.order)
-    strategy = make(request.strategy, dict(request.settings))
     is_program = bool((np.diff(schedule.order) > 0).all())
     improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
     return Plan(
@@ -145,7 +153,7 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome) -> Plan:
         graph_digest=problem.graph.digest,
         cluster=problem.cluster.name,
         strategy=request.strategy,
-        parameters={name: getattr(strategy, name) for name in parameters(request.strategy)},
+        parameters=_parameters(request),
         seed=request.seed,
         evaluations=outcome.evaluations,
         step_seconds=schedule.step_seconds,

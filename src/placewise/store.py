@@ -3,6 +3,7 @@
 import fcntl
 import gzip
 import json
+import os
 import sqlite3
 import time
 import tomllib
@@ -179,6 +180,8 @@ class Run:
         self._lock = self._lock_path.open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._lock.fileno()).st_ino != os.stat(self._lock_path).st_ino:
+                raise OSError  # the last writer took the file away while we waited: another one may hold a new one
         except OSError:
             self._lock.close()
             raise StoreError(f"{file.path}: run {number} is being written by another process") from None

@@ -1,10 +1,12 @@
 """Progress of a search on a terminal."""
 
+import argparse
 import sys
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from placewise.placing import Request
     from placewise.search import Progress
 
 
@@ -15,6 +17,13 @@ class Ticker:
         self.label, self.evaluations, self.seconds = label, evaluations, seconds
         self.is_shown = sys.stderr.isatty()
         self._last = 0.0
+
+    @classmethod
+    def of(cls, request: "Request", options: argparse.Namespace) -> "Ticker":
+        """Returns the ticker of a search; with --json or --quiet it shows nothing."""
+        ticker = cls(request.strategy, request.budget.evaluations, request.budget.seconds)
+        ticker.is_shown &= not options.json and not getattr(options, "quiet", False)
+        return ticker
 
     def __call__(self, progress: "Progress") -> None:
         """Shows how far a search is, at most ten times a second."""

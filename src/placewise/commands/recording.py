@@ -91,8 +91,7 @@ def _resume(options: argparse.Namespace) -> None:
     check_writable(options.output)
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
-        ticker = Ticker(request.strategy, request.budget.evaluations, request.budget.seconds)
-        ticker.is_shown &= not options.json and not options.quiet
+        ticker = Ticker.of(request, options)
         try:
             with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
                 outcome = go_on(problem, request, evaluator, record, ticker)

@@ -73,19 +73,15 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 def _place(options: argparse.Namespace) -> None:
-    from placewise.placing import DEFAULT_EVALUATIONS, DEFAULT_STRATEGY, Request, specify
-    from placewise.search import Budget
-
-    check_writable(options.output)
-    evaluations = options.budget or (None if options.seconds else DEFAULT_EVALUATIONS)
-    budget, strategy = Budget(evaluations, options.seconds), options.strategy or DEFAULT_STRATEGY
-    names = (options.model, options.cluster)
-    request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names)
+    from placewise.placing import DEFAULT_STRATEGY, Request, budget_of
     from placewise.strategies import make
 
+    check_writable(options.output)
+    budget, strategy = budget_of(options.budget, options.seconds), options.strategy or DEFAULT_STRATEGY
+    names = (options.model, options.cluster)
+    request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names)
     make(strategy, dict(request.settings))  # wrong names are refused before any work
     problem = _problem(options)
-    specify(problem, request)
     print_plan(problem, request, _search(problem, request, options), options)
 
 
@@ -93,8 +89,7 @@ def _search(problem: "Problem", request: "Request", options: argparse.Namespace)
     from placewise.evaluate import open_evaluator
     from placewise.placing import run
 
-    ticker = Ticker(request.strategy, request.budget.evaluations, request.budget.seconds)
-    ticker.is_shown &= not options.json and not getattr(options, "quiet", False)
+    ticker = Ticker.of(request, options)
     try:
         with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
             return run(problem, request, evaluator, run_file=options.run_file, on_step=ticker)
@@ -114,24 +109,20 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from placewise.placing import DEFAULT_EVALUATIONS, Request
-    from placewise.search import Budget
+    from placewise.placing import Request, budget_of
     from placewise.strategies import make, names_of
 
     names, settings = names_of(options.strategies), _settings(options.set)
-    evaluations = options.budget or (None if options.seconds else DEFAULT_EVALUATIONS)
     own = {name: {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == name} for name in names}
     if unknown := [key for key in settings if key.partition(".")[0] not in names or "." not in key]:
         raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {unknown[0]!r}")
     for name in names:
         make(name, own[name])
     problem = _problem(options)
-    rows = []
+    rows, budget = [], budget_of(options.budget, options.seconds)
     for name in names:
         requests = [
-            Request(
-                name, own[name], Budget(evaluations, options.seconds), seed, options.order, options.model, options.cluster
-            )
+            Request(name, own[name], budget, seed, options.order, options.model, options.cluster)
             for seed in range(options.seeds)
         ]
         outcomes, trouble = _searches(problem, requests, options)
