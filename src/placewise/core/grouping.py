@@ -30,8 +30,7 @@ _SUFFIX = re.compile(r"(\.(backward|update))?(_\d+)?$")
 def group_ops(graph: Graph, grouping: str) -> Ints:
     """Returns the merged group of each of the graph's groups, numbered in their order: [the graph's groups]."""
     name, _, number = grouping.partition(":")
-    takes_number = name in ("name-prefix", "coarse")
-    if grouping not in GROUPINGS[:2] + GROUPINGS[3:5] and not (takes_number and _NUMBER.fullmatch(number)):
+    if not is_grouping(grouping):
         raise ProblemError(f"grouping {grouping!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)")
     if name == COLOCATED:
         return np.arange(graph.num_groups)
@@ -52,6 +51,13 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
         else:
             labels.append((module_path(graph, op), int(graph.ops.micro_batches[op])))
     return _by_label(labels)
+
+
+def is_grouping(text: str) -> bool:
+    """Returns whether a text names one of the choices."""
+    name, _, number = text.partition(":")
+    takes_number = name in ("name-prefix", "coarse")
+    return text in GROUPINGS[:2] + GROUPINGS[3:5] or bool(takes_number and _NUMBER.fullmatch(number))
 
 
 def module_path(graph: Graph, op: int) -> str:

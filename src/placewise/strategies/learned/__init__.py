@@ -1,0 +1,1 @@
+"""Strategies that learn a distribution over placements from the evaluations of its samples."""

@@ -1,0 +1,66 @@
+"""What one decision of a learned strategy places: the problem's groups, joined into blocks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from placewise.core.arrays import Bools, Floats, Ints
+from placewise.core.grouping import GROUPINGS, group_ops, is_grouping
+from placewise.core.problem import Problem
+from placewise.core.sets import merge_sets, numbered, sums
+
+NEXT_TO_NOTHING = 1e-12  # seconds, for groups that do no work: so that blocks of them know where they were, too
+
+
+def check_grouping(grouping: str) -> None:
+    """Raises ValueError where a grouping is none of those that core/grouping.py has."""
+    if not is_grouping(grouping):
+        raise ValueError(f"grouping must be one of {', '.join(GROUPINGS)} (K and N above 0), it is {grouping!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Joins groups that a learned strategy places by one decision."""
+
+    of_group: Ints  # [groups] -> block
+    allowed: Bools  # [blocks, devices], where all groups of a block can run
+    group_seconds: Floats  # [groups], the time of a group's ops, each on the fastest device that it can run on
+
+    @classmethod
+    def of(cls, problem: Problem, grouping: str) -> "Blocks":
+        """Returns the problem's groups joined as a grouping of the graph joins them, numbered by their first groups.
+
+        Groups that can run on different sets of devices stay in different blocks: so every block has a device, and one op
+        without a GPU kernel does not take a whole module to the CPU.
+        """
+        wanted = group_ops(problem.graph, grouping)  # [the graph's groups]
+        first = np.zeros(int(wanted.max(initial=-1)) + 1, np.int64)
+        first[wanted[::-1]] = problem.merged[::-1]
+        pairs = np.stack([problem.merged, first[wanted]], axis=1)
+        joined = merge_sets(problem.num_groups, pairs[pairs[:, 0] != pairs[:, 1]].tolist())
+        kinds = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)  # [groups]
+        of_group = numbered(joined * (int(kinds.max(initial=0)) + 1) + kinds)
+        allowed = np.zeros((int(of_group.max(initial=-1)) + 1, problem.num_devices), np.bool_)
+        allowed[of_group] = problem.allowed
+        seconds = sums(problem.op_groups, problem.fastest_seconds, problem.num_groups)
+        return cls(of_group, allowed, np.maximum(seconds, NEXT_TO_NOTHING))
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self.allowed)
+
+    def expand(self, placements: Ints) -> Ints:
+        """Returns the placements of groups from those of blocks: [batch, blocks] -> [batch, groups]."""
+        expanded: Ints = placements[:, self.of_group]
+        return expanded
+
+    def contract(self, placement: Ints) -> Ints:
+        """Returns each block's device from a placement of groups: [groups] -> [blocks].
+
+        It is the device on which the block's ops take the most time; ties go to the lowest device that can run the block.
+        """
+        num_blocks, num_devices = self.allowed.shape
+        seconds = sums(self.of_group * num_devices + placement, self.group_seconds, num_blocks * num_devices)
+        devices: Ints = np.where(self.allowed, seconds.reshape(num_blocks, num_devices), -1.0).argmax(axis=1)
+        return devices
