@@ -46,6 +46,14 @@ STRATEGIES: dict[str, Entry] = {
     "metis": Entry("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
     "scotch": Entry("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
     "mincut": Entry("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
+    "post": Entry(
+        "learned.post:Post", "learned", "cross-entropy and proximal steps on a table of probabilities (Post 2018)"
+    ),
+    "cross-entropy": Entry(
+        "learned.post:CrossEntropy", "learned", "Post's first part: the best tenth of samples is imitated"
+    ),
+    "ppo": Entry("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
+    "policy-gradient": Entry("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
 }
 
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
+from placewise.core.sets import sums
 
-Advantage = Literal["normalised", "raw"]
+Advantage = Literal["relative", "normalised", "raw"]
 
 
 def initial_probabilities(allowed: Bools, placement: Ints | None = None, confidence: float = 0.9) -> Floats:
@@ -91,14 +92,60 @@ def moving_average(average: float | None, seconds: Floats, decay: float) -> floa
 def advantages(seconds: Floats, baseline: float, form: Advantage) -> Floats:
     """Returns how much better than the baseline each time is: [batch].
 
-    raw is baseline - time (Post, Eq. 11), in seconds. normalised is that over the standard deviation of the batch, and
-    within -3 and 3: it does not depend on the unit of time, and one failing placement does not drown the others.
+    raw is baseline - time (Post, Eq. 11), in seconds. relative is that over the baseline, and within -1 and 1; normalised is
+    that over the standard deviation of the batch, and within -3 and 3. Neither depends on the unit of time, and one failing
+    placement does not drown the others; relative steps get smaller as the times get alike, normalised ones do not.
     """
     better = baseline - seconds
     if form == "raw":
         return better
-    deviation = float(seconds.std())
-    return np.clip(better / deviation, -3.0, 3.0) if deviation > 0 else np.zeros(len(seconds))
+    scale, most = (baseline, 1.0) if form == "relative" else (float(seconds.std()), 3.0)
+    return np.clip(better / scale, -most, most) if scale > 0 else np.zeros(len(seconds))
+
+
+def elites(placements: Ints, seconds: Floats, share: float) -> Ints:
+    """Returns the promising placements, those with T <= gamma: [elites, blocks] from [batch, blocks] and [batch].
+
+    gamma is the (share * batch)-th lowest time, at least the lowest (Post, Eq. 9); equal times are in or out together.
+    """
+    rank = min(max(round(share * len(seconds)), 1), len(seconds))
+    promising: Ints = placements[seconds <= np.sort(seconds)[rank - 1]]
+    return promising
+
+
+def shares(placements: Ints, num_devices: int) -> Floats:
+    """Returns how often each block is on each device: [blocks, devices] from [batch, blocks].
+
+    Of all distributions this one gives the placements the highest likelihood: the minimum of Eq. 9 (Post, Theorem 1).
+    """
+    return tally(placements, np.full(len(placements), 1.0 / len(placements)), num_devices)
+
+
+def tally(placements: Ints, weights: Floats, num_devices: int) -> Floats:
+    """Returns the weights [batch] added up by where the placements [batch, blocks] put a block: [blocks, devices]."""
+    num_blocks = placements.shape[1]
+    cells = placements + np.arange(num_blocks) * num_devices
+    return sums(cells.ravel(), np.repeat(weights, num_blocks), num_blocks * num_devices).reshape(num_blocks, num_devices)
+
+
+def mix(probabilities: Floats, allowed: Bools, share: float) -> Floats:
+    """Returns (1 - share) of a distribution and share of the even one: [blocks, devices] (Post, Algorithm 1)."""
+    return (1.0 - share) * probabilities + share * initial_probabilities(allowed)
+
+
+def ppo_objective(new: Floats, old: Floats, gain: Floats, kl_weight: float) -> float:
+    """Returns Post's Eq. 11 for a new distribution [blocks, devices] in the place of the old one.
+
+    `gain` is the tally of advantage / (batch * old probability): summed over devices with weights `new`, it is the mean over
+    the samples of ratio * advantage, for the ratio of a block's probabilities depends on its device alone.
+    """
+    return float((new * gain).sum() - kl_weight * kl(old, new).sum())
+
+
+def ppo_gradient(new: Floats, old: Floats, gain: Floats, kl_weight: float) -> Floats:
+    """Returns the gradient of `ppo_objective` by the logits of the new distribution: [blocks, devices], in closed form."""
+    gradient: Floats = new * (gain - (new * gain).sum(axis=1, keepdims=True)) - kl_weight * (new - old)
+    return gradient
 
 
 def check_finite(values: NDArray[Any], strategy: str, update: int) -> None:
@@ -111,5 +158,6 @@ def check_finite(values: NDArray[Any], strategy: str, update: int) -> None:
 
 
 def _log(probabilities: Floats) -> Floats:
-    """Returns the logarithm, 0 where the probability is 0."""
-    return np.log(np.where(probabilities > 0, probabilities, 1.0))
+    """Returns the logarithm; that of 0 is finite, so that 0 log 0 is 0."""
+    logarithms: Floats = np.log(np.maximum(probabilities, np.finfo(np.float64).tiny))
+    return logarithms
