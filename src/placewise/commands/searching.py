@@ -16,6 +16,7 @@ from placewise.commands.common import (
     print_json,
     seconds_argument,
 )
+from placewise.commands.curves import curves
 from placewise.commands.progress import Ticker
 from placewise.commands.recording import print_plan
 from placewise.core.errors import StrategyError
@@ -23,7 +24,7 @@ from placewise.core.errors import StrategyError
 if TYPE_CHECKING:
     from placewise.core.problem import Problem
     from placewise.placing import Request
-    from placewise.search import Outcome
+    from placewise.search import Outcome, Progress
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,7 @@ def add_place(commands: Any) -> None:
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of all randomness (0)")
     parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard")
 
 
 def _problem(options: argparse.Namespace) -> "Problem":
@@ -90,9 +92,15 @@ def _search(problem: "Problem", request: "Request", options: argparse.Namespace)
     from placewise.placing import run
 
     ticker = Ticker.of(request, options)
+    evaluators = open_evaluator(problem, request.order, workers=options.workers, ray=options.ray)
     try:
-        with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
-            return run(problem, request, evaluator, run_file=options.run_file, on_step=ticker)
+        with curves(getattr(options, "tensorboard", None)) as write, evaluators as evaluator:
+
+            def on_step(progress: "Progress") -> None:
+                ticker(progress)
+                write(progress)
+
+            return run(problem, request, evaluator, run_file=options.run_file, on_step=on_step)
     finally:
         ticker.clear()
 
