@@ -14,6 +14,7 @@ from simulated import random_step
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_sampling import chain, mixed
 
+from placewise import bench_learning
 from placewise.cli import main
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
@@ -226,3 +227,19 @@ def test_curves_that_cannot_be_written_are_refused(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert "pip install 'placewise[learned]'" in refused([*PLACE, "--tensorboard", str(tmp_path / "curves")], capsys)
     assert not (tmp_path / "curves").exists()
+
+
+# --- placewise bench learning ---
+
+
+def test_the_benchmark_counts_the_last_samples_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_learning, "BUDGET", 120)
+    monkeypatch.setattr(bench_learning, "SEEDS", 2)
+    rows = bench_learning.bench_learning((str(GOLDEN / "captured.json.gz"),))
+    assert [(row["strategy"], row["variant"]) for row in rows] == [c[:2] for c in bench_learning.CONTESTANTS]
+    for row in rows:
+        assert 0 < row["best"] <= row["last samples"] * (1 + 1e-9)
+        assert row["machine"] == "4xK80"
+    by_name = {row["strategy"]: row for row in rows if row["variant"] == "default"}
+    assert by_name["post"]["last samples"] < by_name["random"]["last samples"]
+    assert by_name["heft"]["± of best"] == 0
