@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from placewise import __version__
-from placewise.commands import benchmarks, graphs, inventory, recording, searching, simulation
+from placewise.commands import benchmarks, bounding, graphs, inventory, recording, searching, simulation
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
     *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
+    bounding.add_bound,
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
     benchmarks.add_bench,
 )

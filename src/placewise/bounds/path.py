@@ -1,0 +1,67 @@
+"""The longest chain of ops, where every op is on the device that suits the chain best and copies cost time.
+
+One group g is on one device, whichever it is. So the step takes at least the shortest time over g's devices of the longest
+path when g is on it; the group for which this is longest is taken.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from placewise.bounds.dag import Dag
+from placewise.core.arrays import Floats, Ints
+
+
+class Path(NamedTuple):
+    """The bound, and what it follows from."""
+
+    seconds: float
+    group: int  # whose device is tried
+    ops: Ints  # [ops], those that the longest paths lead over
+
+
+def longest_path(dag: Dag, heads: Floats, tails: Floats) -> Path:
+    """Returns the bound of the longest path; ties go to the group with the lowest number."""
+    if not dag.num_ops:
+        return Path(0.0, -1, np.zeros(0, np.int64))
+    through = heads + dag.seconds + tails  # [ops, devices]
+    longest = np.zeros((int(dag.groups.max()) + 1, through.shape[1]))  # [groups, devices]
+    np.maximum.at(longest, dag.groups, through)
+    least = longest.min(axis=1)
+    group = int(least.argmax())
+    members = np.flatnonzero(dag.groups == group)
+    ops = {int(members[through[members, d].argmax()]) for d in range(through.shape[1])}
+    return Path(float(least[group]), group, _support(dag, heads, tails, sorted(ops)))
+
+
+def _support(dag: Dag, heads: Floats, tails: Floats, ops: list[int]) -> Ints:
+    """Returns the ops that the heads and the tails of some ops follow from."""
+    forward, backward = _edges_by(dag.targets, dag.num_ops), _edges_by(dag.sources, dag.num_ops)
+    kept = set(ops)
+    waiting = list(ops)
+    while waiting:
+        target = waiting.pop()
+        for edge in forward[target]:
+            source = int(dag.sources[edge])
+            arrival = (heads[source, :, None] + dag.seconds[source, :, None] + dag.copy_seconds[edge]).min(axis=0)
+            if source not in kept and (arrival >= heads[target]).any():
+                kept.add(source)
+                waiting.append(source)
+    before = set(kept)
+    waiting, kept = list(ops), set(ops)
+    while waiting:
+        source = waiting.pop()
+        for edge in backward[source]:
+            target = int(dag.targets[edge])
+            rest = (dag.copy_seconds[edge] + dag.seconds[target] + tails[target]).min(axis=1)
+            if target not in kept and (rest >= tails[source]).any():
+                kept.add(target)
+                waiting.append(target)
+    return np.array(sorted(before | kept), np.int64)
+
+
+def _edges_by(ends: Ints, num_ops: int) -> list[list[int]]:
+    edges: list[list[int]] = [[] for _ in range(num_ops)]
+    for edge, op in enumerate(ends.tolist()):
+        edges[op].append(edge)
+    return edges

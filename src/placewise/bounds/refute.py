@@ -1,0 +1,110 @@
+"""Refuting a time: a proof that some ops can't be done within T seconds, whichever devices they are on.
+
+For a trial T every op keeps only the devices on which the longest path over it is not longer than T, and ops of one group
+keep the same ones; fewer devices make paths longer, and so on (Klein and Scholl 1999: destructive improvement). T is refuted
+
+- if an op has no device left,
+- if ops that must all be on some devices have more work than those have time: each from their earliest head to their latest
+  tail there,
+- or if it is refuted for every device that one op can be on.
+"""
+
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.bounds.dag import Dag, restrict
+from placewise.core.arrays import Bools, Floats, Ints
+
+Proof = dict[str, Any]  # {}, {"ops", "devices"} or {"op", "on": [[device, proof], ...]}
+ROUNDS = 8  # in which devices are ruled out
+THRESHOLDS = 10  # of tails
+
+
+class _State(NamedTuple):
+    allowed: Bools  # [ops, devices]
+    heads: Floats  # [ops, devices]
+    tails: Floats  # [ops, devices]
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Ops to be done in a time, on devices of which each stands for one or several alike."""
+
+    dag: Dag
+    counts: Ints  # [devices], how many alike
+
+    def refute(self, seconds: float, nodes: int) -> Proof | None:
+        """Returns a proof that the ops take longer than `seconds`, or None if none is found with so many branchings."""
+        budget = [nodes]
+        return self._refute(~np.isinf(self.dag.seconds), seconds, budget)
+
+    def _refute(self, allowed: Bools, seconds: float, budget: list[int]) -> Proof | None:
+        state = self._narrow(allowed, seconds)
+        if state is None:
+            return {}
+        if (proof := self._overload(state, seconds)) is not None or budget[0] <= 0:
+            return proof
+        op = self._undecided(state)
+        if op < 0:
+            return None
+        budget[0] -= 1
+        children = []
+        for device in np.flatnonzero(state.allowed[op]).tolist():
+            only = state.allowed.copy()
+            only[op] = False
+            only[op, device] = True
+            child = self._refute(only, seconds, budget)
+            if child is None:
+                return None
+            children.append([device, child])
+        return {"op": op, "on": children}
+
+    def _narrow(self, allowed: Bools, seconds: float) -> _State | None:
+        """Returns the devices that are left for each op, or None where there is none."""
+        for _ in range(ROUNDS):
+            times = restrict(self.dag.seconds, allowed)
+            heads, tails = self.dag.heads(times), self.dag.tails(times)
+            left = allowed & (heads + times + tails <= seconds)
+            shared = np.ones((int(self.dag.groups.max()) + 1, left.shape[1]), np.bool_)
+            np.logical_and.at(shared, self.dag.groups, left)
+            left = shared[self.dag.groups]
+            if not left.any(axis=1).all():
+                return None
+            if np.array_equal(left, allowed):
+                break
+            allowed = left
+        return _State(left, np.where(left, heads, np.inf), np.where(left, tails, np.inf))
+
+    def _overload(self, state: _State, seconds: float) -> Proof | None:
+        """Returns ops that have more work than the devices that they must be on have time, or None."""
+        num_devices = len(self.counts)
+        first, last = state.heads.min(axis=1), state.tails.min(axis=1)
+        least = restrict(self.dag.seconds, state.allowed).min(axis=1)
+        subsets = chain.from_iterable(combinations(range(num_devices), size + 1) for size in range(num_devices))
+        for subset in subsets:
+            outside = np.ones(num_devices, np.bool_)
+            outside[list(subset)] = False
+            ops = np.flatnonzero(~state.allowed[:, outside].any(axis=1) & (least > 0.0))
+            if not len(ops):
+                continue
+            ops = ops[np.argsort(-first[ops], kind="stable")]
+            for tail in np.unique(np.quantile(last[ops], np.linspace(0, 1, THRESHOLDS), method="lower")):
+                late = ops[last[ops] >= tail]
+                work = least[late].cumsum()
+                room = np.zeros(len(late))
+                for d in subset:
+                    begin = np.minimum.accumulate(state.heads[late, d]) + np.minimum.accumulate(state.tails[late, d])
+                    room += self.counts[d] * np.maximum(seconds - begin, 0.0)
+                over = np.flatnonzero(work > room * (1 + 1e-12))
+                if len(over):
+                    return {"ops": sorted(late[: over[0] + 1].tolist()), "devices": list(subset)}
+        return None
+
+    def _undecided(self, state: _State) -> int:
+        """Returns the longest op that can still be on several devices, or -1."""
+        open_ops = state.allowed.sum(axis=1) > 1
+        least = restrict(self.dag.seconds, state.allowed).min(axis=1)
+        return int(np.where(open_ops, least, -1.0).argmax()) if open_ops.any() else -1
