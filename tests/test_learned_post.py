@@ -171,7 +171,7 @@ def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> No
         proposals = make(name).search(chain(4, 2), np.random.default_rng(0))
         batch = next(proposals)
         proposals.send(judged(np.ones(len(batch.placements))))
-        with pytest.raises(StrategyError, match=f"strategy '{name}': update [01] has made numbers that are not finite"):
+        with pytest.raises(StrategyError, match=f"strategy '{name}': at update [012] there are numbers that are not finite"):
             proposals.send(judged(np.full(12, bad)))
 
 

@@ -152,8 +152,8 @@ def check_finite(values: NDArray[Any], strategy: str, update: int) -> None:
     """Raises StrategyError where a number is NaN or infinite, with the strategy's name and the number of the update."""
     if not np.isfinite(values).all():
         raise StrategyError(
-            f"strategy {strategy!r}: update {update} has made numbers that are not finite; "
-            "smaller steps or normalised advantages may help"
+            f"strategy {strategy!r}: at update {update} there are numbers that are not finite; "
+            "smaller steps or other advantages than raw ones may help"
         )
 
 

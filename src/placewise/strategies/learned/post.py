@@ -86,7 +86,7 @@ class _Table(ABC):
             placements = maths.draw(probabilities, self.batch, rng)
             evaluation = yield Proposal(blocks.expand(placements), notes=notes)
             seconds = maths.times(evaluation, self.failing_seconds)
-            maths.check_finite(seconds, self.name, updates)
+            maths.check_finite(seconds, self.name, updates + 1)
             samples = samples.add(placements, seconds, self.baseline_decay, self._kept)
             update = self.learn(probabilities, samples, blocks.allowed)
             if update is not None:
@@ -103,6 +103,8 @@ class _Table(ABC):
 
 @dataclass(frozen=True)
 class _Gradient(_Table):
+    """A table that follows the advantages of its samples."""
+
     rate: float = 1.0  # alpha
     advantage: Advantage = "relative"
 
@@ -134,6 +136,8 @@ class PolicyGradient(_Gradient):
 
 @dataclass(frozen=True)
 class _Proximal(_Gradient):
+    """A table that can ascend Eq. 11."""
+
     ascent_steps: int = 10
     kl_weight: float = 1.0  # beta
 
@@ -167,6 +171,8 @@ class Ppo(_Proximal):
 
 @dataclass(frozen=True)
 class _Elites(_Table):
+    """A table that can imitate its best samples."""
+
     elite_batch: int = 60  # N
     elite_share: float = 0.1  # rho
     mixing: float = 0.1  # epsilon at the beginning
