@@ -59,7 +59,7 @@ def test_theorem_1_is_the_optimum_that_an_optimiser_finds(seed: int) -> None:
     assert maths.softmax(logits) == pytest.approx(closed, abs=1e-6)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [0, 1])
 def test_theorem_1_is_not_beaten_where_some_devices_have_no_share(seed: int) -> None:
     rng = np.random.default_rng(seed)
     promising = rng.integers(3, size=(3, 4))

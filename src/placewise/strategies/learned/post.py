@@ -74,7 +74,7 @@ class _Table(ABC):
         """Returns the next distribution, from all samples up to now; None where there is nothing to learn yet."""
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields batches of samples; ends when all probabilities are 0 or 1, for then there is nothing more to draw."""
+        """Yields batches of samples; ends when there is nothing more to draw: all probabilities are 0 or 1, for good."""
         blocks = Blocks.of(problem, self.grouping)
         known = yield from begin(problem, self.start, self.start_evaluations, rng)
         known = None if known is None else blocks.contract(known)
@@ -82,7 +82,7 @@ class _Table(ABC):
         samples = Samples(np.zeros((0, blocks.num_blocks), np.int64), np.zeros(0))
         notes: dict[str, Any] = {}  # of the last update
         updates = 0
-        while not (probabilities.max(axis=1) == 1.0).all():
+        while not self._is_settled(probabilities, samples.count, blocks.allowed):
             placements = maths.draw(probabilities, self.batch, rng)
             evaluation = yield Proposal(blocks.expand(placements), notes=notes)
             seconds = maths.times(evaluation, self.failing_seconds)
@@ -99,6 +99,15 @@ class _Table(ABC):
     @property
     def _kept(self) -> int:
         return self.batch
+
+    def _is_settled(self, probabilities: Floats, count: int, allowed: Bools) -> bool:
+        """Returns whether the table can only say one placement, after so many samples."""
+        has_choice = (allowed.sum(axis=1) > 1) & (self._epsilon(count) > 0)
+        return bool(((probabilities.max(axis=1) == 1.0) & ~has_choice).all())
+
+    def _epsilon(self, count: int) -> float:
+        """Returns the weight of the even distribution that is mixed in after so many samples."""
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -195,8 +204,10 @@ class _Elites(_Table):
         promising = maths.elites(samples.placements, samples.seconds, self.elite_share)
         probabilities = maths.shares(promising, allowed.shape[1])
         loss = -float(maths.log_probabilities(probabilities, promising).sum()) / len(samples.seconds)
-        epsilon = self.mixing * max(1.0 - samples.count / self.evaluations, 0.0)
-        return Update(maths.mix(probabilities, allowed, epsilon), loss)
+        return Update(maths.mix(probabilities, allowed, self._epsilon(samples.count)), loss)
+
+    def _epsilon(self, count: int) -> float:
+        return self.mixing * max(1.0 - count / self.evaluations, 0.0)
 
 
 @dataclass(frozen=True)
