@@ -177,7 +177,7 @@ def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> No
 
 @pytest.mark.parametrize(("name", "settings", "spent"), [("post", {"evaluations": "600"}, 612), ("ppo", {}, 12)])
 def test_a_search_ends_when_there_is_nothing_more_to_draw(name: str, settings: dict[str, str], spent: int) -> None:
-    """A rate of 1e12 saturates the table in one step; Post's mixing undoes that up to 600. The placement is said once more."""
+    """A rate of 1e12 saturates the table in one step; Post mixes up to 600. Then its placement is said once more."""
     problem = chain(4, 2)
     strategy = make(name, {"rate": "1e12", **settings})
     outcome = search(problem, strategy, Simulator(problem, threads=1), budget=Budget(BUDGET), seed=0)
