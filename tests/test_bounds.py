@@ -37,7 +37,7 @@ def chain_and_branch(copied_bytes: int, branch: float) -> Problem:
 
 
 def test_a_path_pays_for_the_copies_that_cannot_be_avoided() -> None:
-    """Op 0 runs on the CPU alone, op 1 on the GPU alone; between them is a copy of 1 s + 2 bytes at 1 B/s: 1 + 3 + 2 = 6 s."""
+    """Op 0 runs on the CPU alone, op 1 on the GPU alone; a copy of 2 bytes at 1 B/s takes 1 + 2 s: 1 + 3 + 2 = 6 s."""
     cluster = gpus(1)
     cluster["devices"].append({"name": "cpu:0", "kind": "cpu", "memory": 100, "flops": 1, "bytes_per_second": 1})
     ops = [takes(0, 0, [], [0], devices=["cpu"]), takes(2, 1, [0], devices=["gpu"])]
@@ -90,7 +90,8 @@ def test_a_fork_is_on_one_device_or_pays_for_copies() -> None:
     """
     problem = chain_and_branch(1, 2.0)
     found = bound(problem, seconds=THOROUGH)
-    assert (found.name, found.seconds) == ("segments", pytest.approx(7.0, rel=1e-5))
+    assert found.name == "segments"
+    assert found.seconds == pytest.approx(7.0, rel=1e-5)
     assert best_step(problem) == pytest.approx(7.0)
 
 

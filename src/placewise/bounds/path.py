@@ -25,7 +25,7 @@ def longest_path(dag: Dag, heads: Floats, tails: Floats) -> Path:
     if not dag.num_ops:
         return Path(0.0, -1, np.zeros(0, np.int64))
     through = heads + dag.seconds + tails  # [ops, devices]
-    longest = np.zeros((int(dag.groups.max()) + 1, through.shape[1]))  # [groups, devices]
+    longest = np.full((int(dag.groups.max()) + 1, through.shape[1]), -1.0)  # [groups, devices]; -1 for one without ops
     np.maximum.at(longest, dag.groups, through)
     least = longest.min(axis=1)
     group = int(least.argmax())
