@@ -154,7 +154,7 @@ def make_base(tables: Tables, order: Small, work: Workspace, memory: MemoryWorks
     work.free[:] = 0.0
     work.busy[:] = 0.0
     work.launch_at[:] = UNLAUNCHED
-    step, num_copies = run_from(tables, order, 0, 0.0, work, memory, snapshots)
+    step, num_copies = run_from(tables, order, 0, 0.0, work, memory, snapshots, None)
     timeline = np.zeros((num_ops, num_devices), np.int64)
     peak = np.zeros(num_devices, np.int64)
     last_use = memory.last_use.copy()
@@ -206,7 +206,7 @@ def run_changes(
             work.free[:] = snapshots.free[number]
             work.busy[:] = snapshots.busy[number]
             step_seconds[row], num_copies = run_from(
-                tables, order, number * snapshots.stride, snapshots.host[number], work, None, None
+                tables, order, number * snapshots.stride, snapshots.host[number], work, None, None, None
             )
             for c in range(num_copies):
                 place = work.launched[c]

@@ -84,6 +84,13 @@ def new_memory_workspace(tables: Tables) -> MemoryWorkspace:
     )
 
 
+class Cutoff(NamedTuple):
+    """When a pass may end early: as soon as an op ends more than `seconds` after its `latest` end."""
+
+    latest: Floats  # [ops]
+    seconds: float
+
+
 class Snapshots(NamedTuple):
     """The state of the machine at every `stride`-th position."""
 
@@ -101,16 +108,16 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
     """
     work.free[:] = 0.0
     work.busy[:] = 0.0
-    return run_from(tables, order, 0, 0.0, work, memory, None)
+    return run_from(tables, order, 0, 0.0, work, memory, None, None)
 
 
 @kernel
 def run_from(
-    tables: Tables, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any
+    tables: Tables, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
 ) -> tuple[float, int]:
     """Returns what `run` does for a pass that begins at a position, with the state that the workspace holds.
 
-    Snapshots, or None, get the states that it passes.
+    Snapshots, or None, get the states that it passes. With a Cutoff, or None, a pass that ends early has infinite seconds.
     """
     # Arrays are taken out of their tuples first: inside of the loops that would count references.
     num_devices, dispatch = tables.num_devices, tables.dispatch_seconds
@@ -172,6 +179,9 @@ def run_from(
         end = max(start, host) + op_seconds[n * num_devices + here]
         ends[n] = end
         free[here] = end
+        if cutoff is not None:
+            if end > cutoff.latest[n] + cutoff.seconds:
+                return np.inf, num_copies
         if memory is not None:
             taken[position] = bytes_here
             places[position] = here
