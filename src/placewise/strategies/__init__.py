@@ -54,6 +54,7 @@ STRATEGIES: dict[str, Entry] = {
     ),
     "ppo": Entry("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
     "policy-gradient": Entry("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
+    "colocrl": Entry("learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM by policy gradient (ColocRL 2017)"),
 }
 
 

@@ -1,0 +1,146 @@
+"""A sequence-to-sequence network that learns by policy gradient: ColocRL.
+
+Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning. ICML 2017.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.problem import Problem
+from placewise.strategies.learned import seq2seq_features as features
+from placewise.strategies.learned import training
+from placewise.strategies.learned.blocks import Blocks, check_grouping
+from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
+from placewise.strategies.learned.networks import Policy, Seq2Seq
+from placewise.strategies.learned.training import check
+from placewise.strategies.starts import begin, check_start
+
+KIND_WIDTH = 20  # of the embedding of an op's kind
+
+
+@dataclass(frozen=True)
+class ColocRL:
+    """Samples placements from an attentional LSTM and moves it towards those that are faster than it is used to."""
+
+    samples: int = 4  # placements of a controller at a time
+    controllers: int = 4  # that share the network
+    grouping: str = "single-consumer"
+    max_blocks: int = 256  # decisions; where the grouping leaves more, coarse:max_blocks takes its place
+    units: int = 256
+    learning_rate: float = 3e-4
+    max_norm: float = 1.0
+    baseline_decay: float = 0.9
+    advantage: Advantage = "normalised"
+    exploration: float = 1.0  # decisions of a placement that are drawn evenly
+    valid_only_after: int = 5000  # updates
+    start: str = "none"
+    start_evaluations: int = 480
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self, "samples controllers max_blocks units start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check(self, "learning_rate max_norm", lambda v: v > 0, "must be above 0")
+        check(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check(self, "exploration valid_only_after", lambda v: v >= 0, "must be at least 0")
+        check_grouping(self.grouping)
+        check_start(self.start)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the samples of all controllers at a time, without end; only one placement where there is no choice."""
+        blocks = self.blocks(problem)
+        known = yield from begin(problem, self.start, self.start_evaluations, rng)
+        known = None if known is None else blocks.contract(known)
+        initial = initial_probabilities(blocks.allowed, known, self.confidence)
+        if (initial.max(axis=1, initial=0.0) == 1).all():
+            yield Proposal(blocks.expand(initial.argmax(axis=1)[None]))
+            return
+        yield from training.learn_by_drawing(lambda: Controllers(self, problem, blocks, initial, rng))
+
+    def blocks(self, problem: Problem) -> Blocks:
+        """Returns what is placed by one decision each."""
+        blocks = Blocks.of(problem, self.grouping)
+        return blocks if blocks.num_blocks <= self.max_blocks else Blocks.of(problem, f"coarse:{self.max_blocks}")
+
+
+class Embedding(nn.Module):
+    """Reads each block's shares of the kinds of op, its first columns, as the average of its ops' embeddings."""
+
+    def __init__(self, num_kinds: int) -> None:
+        super().__init__()
+        self.kinds = nn.Linear(num_kinds, KIND_WIDTH, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the inputs [blocks, kinds + others] with embeddings: [blocks, 20 + others]."""
+        num_kinds = self.kinds.in_features
+        return torch.cat([self.kinds(inputs[:, :num_kinds]), inputs[:, num_kinds:]], dim=1)
+
+
+def read_blocks(problem: Problem, blocks: Blocks) -> tuple[Floats, Floats]:
+    """Returns each block's shares of the kinds of op, and its outputs' sizes, its readers and those that it reads from.
+
+    They are [blocks, kinds] and [blocks, 6 + 2 blocks].
+    """
+    kinds, labels = features.Kinds.of(problem.graph), blocks.of_group[problem.op_groups]
+    counts = kinds.counted(labels, blocks.num_blocks)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    sizes, _ = features.output_sizes(problem.graph, labels, blocks.num_blocks)
+    readers = features.adjacency(*features.edges_between(problem.graph, labels, blocks.num_blocks), blocks.num_blocks)
+    return shares, np.concatenate([sizes, readers, readers.T], axis=1)
+
+
+class Controllers:
+    """Learners that share one policy: each draws its own placements, and they move it in turn.
+
+    The gradients of a round are all of the policy that drew the placements, so those that come later are a bit old, as with
+    the paper's asynchronous controllers.
+    """
+
+    def __init__(
+        self, settings: ColocRL, problem: Problem, blocks: Blocks, initial: Floats, rng: np.random.Generator
+    ) -> None:
+        self.settings, self.blocks = settings, blocks
+        self.generator = training.seeded(rng)
+        shares, others = read_blocks(problem, blocks)
+        width, num_kinds = KIND_WIDTH + others.shape[1], shares.shape[1]
+        network = training.build(lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator)
+        embedding = training.build(lambda: Embedding(num_kinds), self.generator)
+        inputs = training.tensor(np.concatenate([shares, others], axis=1))
+        prior = training.prior_of(initial, blocks.allowed, settings.exploration)
+        self.policy = Policy(network, inputs, prior, embedding)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        self.baseline, self.updates = training.failing_signal(problem), 0
+        self.placements = torch.zeros(0, dtype=torch.int64)  # [controllers * samples, blocks], the last ones
+
+    def draw(self) -> Ints:
+        """Returns the placements of all controllers: [controllers * samples, groups]."""
+        batch = self.settings.controllers * self.settings.samples
+        self.placements = self.policy.sample(training.waits((batch, *self.policy.prior.bias.shape), self.generator))
+        return self.blocks.expand(training.numbers(self.placements))
+
+    def learn(self, evaluation: Evaluation) -> dict[str, float]:
+        """Moves the policy once for each controller; returns what there is to note."""
+        signals = training.signals(evaluation.cost)
+        teaches = (evaluation.overflow_bytes == 0) | (self.updates < self.settings.valid_only_after)
+        better = advantages(signals, self.baseline, self.settings.advantage)
+        gains = training.tensor(np.where(teaches, better, 0.0))
+        found: list[list[Tensor]] = []
+        losses, entropies = [], []
+        for first in range(0, len(signals), self.settings.samples):
+            rows = slice(first, first + self.settings.samples)
+            logs = self.policy(self.placements[rows])
+            loss = training.reinforce_loss(training.chosen(logs, self.placements[rows]).mean(dim=1), gains[rows])
+            found.append(training.gradients(loss, self.policy, "colocrl", self.updates + len(found) + 1))
+            losses.append(loss.item())
+            entropies.append(training.entropy(logs.detach()).item())
+        for gradients in found:
+            training.descend(self.optimizer, self.policy, gradients, self.settings.max_norm)
+        self.updates += len(found)
+        self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)
+        means = {"loss": float(np.mean(losses)), "entropy": float(np.mean(entropies))}
+        return training.notes_of(evaluation, self.updates, **means, baseline=self.baseline)

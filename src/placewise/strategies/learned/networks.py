@@ -1,0 +1,157 @@
+"""A sequence-to-sequence network that places one block after the other: an LSTM reads all of them, another decides.
+
+The attention is by content, with a bilinear score (Luong et al. 2015): the additive one of Bahdanau et al. needs a hidden
+layer for each pair of steps. The decoder looks around after its step, not before it, so known placements are one pass.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+DEVICE_WIDTH = 32  # of the embedding of the last block's device
+LEAST = 1e-30  # what a logarithm is taken of where a probability is 0
+MASKED = -1e9  # the bias of a device that a block can't run on: its probability is exactly 0
+
+
+class Memory(NamedTuple):
+    """What the encoder has read."""
+
+    states: Tensor  # [blocks, reader's units]
+    keys: Tensor  # [blocks, units], what the decoder's state is compared with
+    hidden: Tensor  # [layers, 1, units], where the decoder begins
+    cell: Tensor  # [layers, 1, units]
+
+
+class Prior(NamedTuple):
+    """What holds before anything is learned, and whatever is learned."""
+
+    bias: Tensor  # [blocks, devices], added to the logits
+    floor: Tensor  # [blocks, devices], no probability falls below it
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Returns (1 - the floors' sum) · softmax(logits + bias) + floor: [..., blocks, devices]."""
+        rest = 1 - self.floor.sum(dim=-1, keepdim=True)
+        return rest * torch.softmax(logits + self.bias, dim=-1) + self.floor
+
+    def at(self, block: int) -> "Prior":
+        """Returns the prior of one block: [devices]."""
+        return Prior(self.bias[block], self.floor[block])
+
+
+class Seq2Seq(nn.Module):
+    """Reads blocks [blocks, width] and gives logits for each one's device, from the devices of the blocks before it.
+
+    With a `ceiling` C and a `temperature` T, the logits are C tanh(logits / T).
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_devices: int,
+        *,
+        units: int,
+        layers: int,
+        two_ways: bool = False,
+        ceiling: float = 0.0,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        wide = units * (2 if two_ways else 1)
+        self.encoder = nn.LSTM(width, units, layers, bidirectional=two_ways)
+        self.last_device = nn.Embedding(num_devices + 1, DEVICE_WIDTH)  # the one behind all devices: no block before
+        self.decoder = nn.LSTM(wide + DEVICE_WIDTH, units, layers)
+        self.key = nn.Linear(wide, units, bias=False)
+        self.output = nn.Linear(units + wide, num_devices)
+        self.num_devices, self.ceiling, self.temperature = num_devices, ceiling, temperature
+
+    def read(self, inputs: Tensor) -> Memory:
+        """Returns what there is to know of the blocks: [blocks, width]."""
+        states, (hidden, cell) = self.encoder(inputs[:, None])
+        ways = 2 if self.encoder.bidirectional else 1
+        return Memory(states[:, 0], self.key(states[:, 0]), hidden[::ways], cell[::ways])
+
+    def forward(self, memory: Memory, placements: Tensor) -> Tensor:
+        """Returns the logits of each block given the placement of those before it: [batch, blocks, devices].
+
+        The placements are [batch, blocks]; what stands at a block and behind it does not change the block's logits.
+        """
+        batch = len(placements)
+        before = placements.new_full((batch, 1), self.num_devices)
+        fed = self.last_device(torch.cat([before, placements[:, :-1]], dim=1).T)  # [blocks, batch, DEVICE_WIDTH]
+        states = memory.states[:, None].expand(-1, batch, -1)
+        begin = tuple(state.expand(-1, batch, -1).contiguous() for state in (memory.hidden, memory.cell))
+        decided, _ = self.decoder(torch.cat([states, fed], dim=2), begin)  # [blocks, batch, units]
+        return self._logits(memory, decided).transpose(0, 1)
+
+    @torch.no_grad()
+    def sample(self, memory: Memory, prior: Prior, waits: Tensor) -> Tensor:
+        """Returns placements [batch, blocks], drawn block after block.
+
+        Waits [batch, blocks, devices] are exponential: in a race in which each device runs `probability` times as fast, the
+        first to arrive is drawn by its probability.
+        """
+        batch, blocks, _ = waits.shape
+        steps = _Steps(self, memory, batch)
+        last = torch.full((batch,), self.num_devices)
+        placements = torch.empty((batch, blocks), dtype=torch.int64)
+        for block in range(blocks):
+            probabilities = prior.at(block).probabilities(self._logits(memory, steps.next(block, last)))
+            last = (probabilities / waits[:, block]).argmax(dim=1)
+            placements[:, block] = last
+        return placements
+
+    def _logits(self, memory: Memory, decided: Tensor) -> Tensor:
+        """Returns the logits of decoder states: [..., units] -> [..., devices]."""
+        attended = torch.softmax(decided @ memory.keys.T, dim=-1) @ memory.states
+        logits: Tensor = self.output(torch.cat([decided, attended], dim=-1))
+        return self.ceiling * torch.tanh(logits / self.temperature) if self.ceiling else logits
+
+
+class _Steps:
+    """The decoder, one step at a time: as nn.LSTM does, but five times as fast for a single step."""
+
+    def __init__(self, network: Seq2Seq, memory: Memory, batch: int) -> None:
+        lstm = network.decoder
+        layers = range(lstm.num_layers)
+        self.own: list[Tensor] = [getattr(lstm, f"weight_hh_l{layer}").T.contiguous() for layer in layers]
+        self.below = [getattr(lstm, f"weight_ih_l{layer}").T.contiguous() for layer in layers]
+        self.bias = [getattr(lstm, f"bias_ih_l{layer}") + getattr(lstm, f"bias_hh_l{layer}") for layer in layers]
+        wide = memory.states.shape[1]
+        self.given = memory.states @ self.below[0][:wide] + self.bias[0]  # [blocks, 4 units]
+        self.fed = network.last_device.weight @ self.below[0][wide:]  # [devices + 1, 4 units]
+        self.hidden: list[Tensor] = [state.expand(batch, -1) for state in memory.hidden]
+        self.cell = [state.expand(batch, -1) for state in memory.cell]
+
+    def next(self, block: int, last: Tensor) -> Tensor:
+        """Returns the decoder's state at a block, from the last block's devices [batch]: [batch, units]."""
+        for layer, own in enumerate(self.own):
+            below = (
+                self.given[block] + self.fed[last]
+                if layer == 0
+                else torch.addmm(self.bias[layer], self.hidden[layer - 1], self.below[layer])
+            )
+            enter, keep, candidate, leave = torch.addmm(below, self.hidden[layer], own).chunk(4, dim=1)
+            self.cell[layer] = torch.sigmoid(keep) * self.cell[layer] + torch.sigmoid(enter) * torch.tanh(candidate)
+            self.hidden[layer] = torch.sigmoid(leave) * torch.tanh(self.cell[layer])
+        return self.hidden[-1]
+
+
+class Policy(nn.Module):
+    """A distribution over placements: a network, what it reads of the blocks, and what holds before it learns."""
+
+    def __init__(self, network: Seq2Seq, inputs: Tensor, prior: Prior, embed: nn.Module | None = None) -> None:
+        super().__init__()
+        self.network, self.embed = network, nn.Identity() if embed is None else embed
+        self.inputs = inputs  # [blocks, width before `embed`]
+        self.prior = prior
+
+    def forward(self, placements: Tensor) -> Tensor:
+        """Returns the logarithms of the probabilities at every block of placements: [batch, blocks, devices]."""
+        logits = self.network(self.network.read(self.embed(self.inputs)), placements)
+        return self.prior.probabilities(logits).clamp(min=LEAST).log()
+
+    @torch.no_grad()
+    def sample(self, waits: Tensor) -> Tensor:
+        """Returns placements [batch, blocks] from exponential waits [batch, blocks, devices]."""
+        return self.network.sample(self.network.read(self.embed(self.inputs)), self.prior, waits)
