@@ -22,7 +22,7 @@ class Entry:
     summary: str
 
 
-FAMILIES = ("classical", "learned")
+FAMILIES = ("classical", "exact", "learned")
 STRATEGIES: dict[str, Entry] = {
     "cpu-only": Entry("single:CpuOnly", "classical", "everything on the CPU"),
     "gpu-only": Entry("single:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"),
@@ -46,6 +46,7 @@ STRATEGIES: dict[str, Entry] = {
     "metis": Entry("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
     "scotch": Entry("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
     "mincut": Entry("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
+    "exact": Entry("exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
     "post": Entry(
         "learned.post:Post", "learned", "cross-entropy and proximal steps on a table of probabilities (Post 2018)"
     ),
@@ -55,6 +56,11 @@ STRATEGIES: dict[str, Entry] = {
     "ppo": Entry("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
     "policy-gradient": Entry("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
     "colocrl": Entry("learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM by policy gradient (ColocRL 2017)"),
+    "spotlight": Entry(
+        "learned.spotlight:Spotlight",
+        "learned",
+        "a sequence-to-sequence LSTM by proximal steps with a KL penalty (Spotlight 2018)",
+    ),
 }
 
 
