@@ -1,0 +1,133 @@
+"""A sequence-to-sequence network that learns by proximal policy optimisation with a KL penalty: Spotlight.
+
+Gao, Chen, Li: Spotlight: Optimizing Device Placement for Training Deep Neural Networks. ICML 2018.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.problem import Problem
+from placewise.strategies.learned import training
+from placewise.strategies.learned.blocks import Blocks, check_grouping
+from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
+from placewise.strategies.learned.networks import Policy, Seq2Seq
+from placewise.strategies.learned.training import check
+from placewise.strategies.starts import begin, check_start
+
+
+@dataclass(frozen=True)
+class Spotlight:
+    """Places one block after the other, a stage of a Markov decision process each, and learns from the time at the end."""
+
+    batch: int = 10
+    grouping: str = "name-prefix:2"
+    units: int = 256
+    layers: int = 2
+    learning_rate: float = 1e-4
+    ascent_steps: int = 10
+    kl_weight: float = 1.0  # beta
+    exploration: float = 1.0  # decisions of a placement that are drawn evenly
+    reward_scale: float = 10.0
+    advantage: Advantage = "normalised"
+    start: str = "none"
+    start_evaluations: int = 480
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self, "batch units layers ascent_steps start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check(self, "learning_rate reward_scale", lambda v: v > 0, "must be above 0")
+        check(self, "kl_weight exploration", lambda v: v >= 0, "must be at least 0")
+        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_grouping(self.grouping)
+        check_start(self.start)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields batches of samples without end; only one placement where there is no choice."""
+        blocks = Blocks.of(problem, self.grouping)
+        known = yield from begin(problem, self.start, self.start_evaluations, rng)
+        known = None if known is None else blocks.contract(known)
+        initial = initial_probabilities(blocks.allowed, known, self.confidence)
+        if (initial.max(axis=1, initial=0.0) == 1).all():
+            yield Proposal(blocks.expand(initial.argmax(axis=1)[None]))
+            return
+        yield from training.learn_by_drawing(lambda: Stages(self, blocks, initial, rng))
+
+
+class Trials(NamedTuple):
+    """Placements that a policy has drawn, and what they are worth."""
+
+    placements: Tensor  # [batch, blocks]
+    rewards: Tensor  # [batch]
+    weights: Tensor  # [batch], which add up to 1; equal for samples
+
+
+def proximal_objective(new: Tensor, old: Tensor, trials: Trials, kl_weight: float) -> Tensor:
+    """Returns what an update maximises: the mean over trials and stages of ratio · reward - beta · KL(q ‖ q').
+
+    The ratio is q'(a|s) / q(a|s) of the device that was chosen, the divergence that of all devices at the stage. `new` and
+    `old` are logarithms of the probabilities q' and q: [batch, blocks, devices].
+    """
+    ratio = (training.chosen(new, trials.placements) - training.chosen(old, trials.placements)).exp()  # [batch, blocks]
+    divergence = (old.exp() * (old - new)).sum(dim=2)  # [batch, blocks]
+    return trials.weights @ (ratio * trials.rewards[:, None] - kl_weight * divergence).mean(dim=1)
+
+
+def ascend(
+    policy: nn.Module, optimizer: torch.optim.Optimizer, trials: Trials, settings: Spotlight, update: int
+) -> tuple[float, float]:
+    """Moves a policy by some steps that raise the objective; returns the last one's objective and the old entropy.
+
+    `policy(placements)` must be the logarithms of its probabilities at every stage: [batch, blocks, devices].
+    """
+    old, objective = None, torch.zeros(())
+    for _ in range(settings.ascent_steps):
+        new = policy(trials.placements)
+        old = new.detach() if old is None else old
+        objective = proximal_objective(new, old, trials, settings.kl_weight)
+        training.descend(optimizer, policy, training.gradients(-objective, policy, "spotlight", update))
+    assert old is not None
+    return objective.item(), training.entropy(old).item()
+
+
+class Stages:
+    """Draws placements stage by stage, and learns."""
+
+    def __init__(self, settings: Spotlight, blocks: Blocks, initial: Floats, rng: np.random.Generator) -> None:
+        self.settings, self.blocks = settings, blocks
+        self.generator = training.seeded(rng)
+        num_blocks, num_devices = initial.shape
+        network = training.build(
+            lambda: Seq2Seq(num_blocks, num_devices, units=settings.units, layers=settings.layers), self.generator
+        )
+        prior = training.prior_of(initial, blocks.allowed, settings.exploration)
+        self.policy = Policy(network, torch.eye(num_blocks), prior)  # blocks by their numbers alone
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        self.num_trials, self.total_seconds, self.updates = 0, 0.0, 0
+        self.placements = torch.zeros(0, dtype=torch.int64)  # [batch, blocks], the last ones
+
+    def draw(self) -> Ints:
+        """Returns placements of groups: [batch, groups]."""
+        waits = training.waits((self.settings.batch, *self.policy.prior.bias.shape), self.generator)
+        self.placements = self.policy.sample(waits)
+        return self.blocks.expand(training.numbers(self.placements))
+
+    def learn(self, evaluation: Evaluation) -> dict[str, float]:
+        """Maximises the objective on the last batch; returns what there is to note."""
+        self.updates += 1
+        seconds = evaluation.cost
+        trials = Trials(self.placements, self.rewards(seconds), torch.full((len(seconds),), 1 / len(seconds)))
+        objective, entropy = ascend(self.policy, self.optimizer, trials, self.settings, self.updates)
+        self.num_trials, self.total_seconds = self.num_trials + len(seconds), self.total_seconds + float(seconds.sum())
+        baseline = self.total_seconds / self.num_trials
+        return training.notes_of(evaluation, self.updates, loss=-objective, entropy=entropy, baseline=baseline)
+
+    def rewards(self, seconds: Floats) -> Tensor:
+        """Returns the mean time of all earlier trials - its own, scaled: [batch]; of the first batch, its own mean."""
+        baseline = self.total_seconds / self.num_trials if self.num_trials else float(seconds.mean())
+        return training.tensor(self.settings.reward_scale * advantages(seconds, baseline, self.settings.advantage))
