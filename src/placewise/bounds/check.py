@@ -5,7 +5,7 @@ to look at; what follows from them is worked out here, so a wrong certificate ca
 """
 
 from collections.abc import Mapping
-from math import inf
+from math import fsum, inf
 from typing import Any
 
 from placewise.bounds.check_segments import total
@@ -13,6 +13,7 @@ from placewise.bounds.check_step import Step
 from placewise.core.problem import Problem
 
 TOLERANCE = 1e-9
+ROUNDING = 1e-13  # relative: of a product
 
 
 def check(problem: Problem, name: str, seconds: float, certificate: Mapping[str, Any]) -> None:
@@ -79,11 +80,12 @@ def _priced(step: Step, ops: list[int], starts: list[float], certificate: Mappin
                 group = int(problem.merged[home]) if home >= 0 else step.groups[reader]
                 nbytes[group] += int(graph.tensors.nbytes[tensor])
     memory = problem.cluster.memory_bytes.tolist()
-    needed = -sum(m * price for m, price in zip(memory, memory_prices, strict=True))
-    for group in range(problem.num_groups):
-        needed += min(
-            prices[d] * work[group][d] + memory_prices[d] * nbytes[group] for d in step.devices if problem.allowed[group, d]
-        )
+    spent = [
+        min(prices[d] * work[group][d] + memory_prices[d] * nbytes[group] for d in step.devices if problem.allowed[group, d])
+        for group in range(problem.num_groups)
+    ]
+    room = fsum(m * price for m, price in zip(memory, memory_prices, strict=True))
+    needed = fsum(spent) - room - ROUNDING * (fsum(spent) + room)
 
     def paid(seconds: float) -> float:
         return sum(price * max(0.0, seconds - start) for price, start in zip(prices, starts, strict=True) if start < inf)

@@ -23,6 +23,12 @@ ROUNDS = 8  # in which devices are ruled out
 THRESHOLDS = 10  # of tails
 
 
+def _spread(values: Floats) -> Floats:
+    """Returns up to `THRESHOLDS` of the values, the lowest and the highest among them."""
+    distinct = np.unique(values)
+    return distinct[np.linspace(0, len(distinct) - 1, min(THRESHOLDS, len(distinct))).astype(np.int64)]
+
+
 class _State(NamedTuple):
     allowed: Bools  # [ops, devices]
     heads: Floats  # [ops, devices]
@@ -91,16 +97,19 @@ class Trial:
             if not len(ops):
                 continue
             ops = ops[np.argsort(-first[ops], kind="stable")]
-            for tail in np.unique(np.quantile(last[ops], np.linspace(0, 1, THRESHOLDS), method="lower")):
-                late = ops[last[ops] >= tail]
-                work = least[late].cumsum()
-                room = np.zeros(len(late))
-                for d in subset:
-                    begin = np.minimum.accumulate(state.heads[late, d]) + np.minimum.accumulate(state.tails[late, d])
-                    room += self.counts[d] * np.maximum(seconds - begin, 0.0)
-                over = np.flatnonzero(work > room * (1 + 1e-12))
-                if len(over):
-                    return {"ops": sorted(late[: over[0] + 1].tolist()), "devices": list(subset)}
+            inside = last[ops] >= _spread(last[ops])[:, None]  # [thresholds, ops]
+            work = np.where(inside, least[ops], 0.0).cumsum(axis=1)
+            room = np.zeros_like(work)
+            for d in subset:
+                begin, behind = (
+                    np.minimum.accumulate(np.where(inside, times[ops, d], np.inf), axis=1)
+                    for times in (state.heads, state.tails)
+                )
+                room += self.counts[d] * np.maximum(seconds - begin - behind, 0.0)
+            over = np.flatnonzero(work > room * (1 + 1e-12))
+            if len(over):
+                row, column = divmod(int(over[0]), len(ops))
+                return {"ops": sorted(ops[: column + 1][inside[row, : column + 1]].tolist()), "devices": list(subset)}
         return None
 
     def _undecided(self, state: _State) -> int:

@@ -22,6 +22,7 @@ from placewise.core.problem import Problem
 from placewise.core.sets import sums
 from placewise.simulate.tables import tensor_groups
 
+ROUNDING = 1e-12  # relative: of a sum of many products
 GRID = 96  # thresholds that are tried for the heads, and for the tails
 
 
@@ -87,7 +88,8 @@ def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, mem
     with np.errstate(invalid="ignore"):
         cost = prices.seconds * work + prices.memory * nbytes[:, None]
     cost = np.where(np.isinf(work), np.inf, cost)
-    needed = cost.min(axis=1, initial=np.inf).sum() - float(prices.memory @ memory)
+    paid, room = float(cost.min(axis=1, initial=np.inf).sum()), float(prices.memory @ memory)
+    needed = paid - room - ROUNDING * (paid + room)
     if needed <= 0.0:
         return 0.0
     order = np.argsort(starts, kind="stable")
