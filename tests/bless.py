@@ -23,7 +23,8 @@ from placewise.strategies import STRATEGIES, make
 GOLDEN = Path(__file__).parent / "golden"
 HISTORIES = GOLDEN / "histories.json"
 LENGTH = 5  # pairs of (evaluations, best step seconds) that are kept
-BUDGET = Budget(evaluations=200)
+EVALUATIONS = 200
+FEWER_EVALUATIONS = {"colocrl": 48, "spotlight": 20, "hdp": 12}  # large networks, which learn for a second from each batch
 SEED = 7
 
 
@@ -36,8 +37,11 @@ def captured_problem() -> Problem:
     return Problem.of(read_graph(str(GOLDEN / "captured.json.gz")), Cluster.load("2xK80"))
 
 
-def found(name: str, problem: Problem, evaluator: Evaluator, seed: int = SEED, budget: Budget = BUDGET) -> dict[str, Any]:
+def found(
+    name: str, problem: Problem, evaluator: Evaluator, seed: int = SEED, budget: Budget | None = None
+) -> dict[str, Any]:
     """Returns everything that a search finds and that may not depend on the machine, as plain data."""
+    budget = budget or Budget(evaluations=FEWER_EVALUATIONS.get(name, EVALUATIONS))
     outcome = search(problem, make(name), evaluator, budget=budget, seed=seed)
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome) if field.name != "seconds"}
     plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in fields.items()}

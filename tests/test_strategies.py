@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import HISTORIES, LENGTH, SEED, captured_problem, found
+from bless import EVALUATIONS, FEWER_EVALUATIONS, HISTORIES, LENGTH, SEED, captured_problem, found
 from builders import graph_data, graph_of, mixed_cluster, op, tensor, tiny_cluster, tiny_graph, wired
 from simulated import Step, gpus, random_step, takes
 
@@ -143,7 +143,7 @@ def test_proposals_are_valid_and_nothing_is_printed(name: str, case: str, capfd:
     simulator = Simulator(problem, threads=1)
     proposals = make(name).search(problem, np.random.default_rng(SEED))
     spent, proposal = 0, next(proposals)  # even an empty problem has one placement
-    while spent < 200:
+    while spent < FEWER_EVALUATIONS.get(name, EVALUATIONS):
         check_proposal(problem, proposal)
         spent += len(proposal.placements)
         try:

@@ -61,6 +61,7 @@ STRATEGIES: dict[str, Entry] = {
         "learned",
         "a sequence-to-sequence LSTM by proximal steps with a KL penalty (Spotlight 2018)",
     ),
+    "hdp": Entry("learned.hdp:Hdp", "learned", "a network that groups and one that places the groups (HDP 2018)"),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
@@ -16,11 +16,9 @@ from placewise.strategies.learned import seq2seq_features as features
 from placewise.strategies.learned import training
 from placewise.strategies.learned.blocks import Blocks, check_grouping
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
-from placewise.strategies.learned.networks import Policy, Seq2Seq
+from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Policy, Seq2Seq
 from placewise.strategies.learned.training import check
 from placewise.strategies.starts import begin, check_start
-
-KIND_WIDTH = 20  # of the embedding of an op's kind
 
 
 @dataclass(frozen=True)
@@ -68,19 +66,6 @@ class ColocRL:
         return blocks if blocks.num_blocks <= self.max_blocks else Blocks.of(problem, f"coarse:{self.max_blocks}")
 
 
-class Embedding(nn.Module):
-    """Reads each block's shares of the kinds of op, its first columns, as the average of its ops' embeddings."""
-
-    def __init__(self, num_kinds: int) -> None:
-        super().__init__()
-        self.kinds = nn.Linear(num_kinds, KIND_WIDTH, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the inputs [blocks, kinds + others] with embeddings: [blocks, 20 + others]."""
-        num_kinds = self.kinds.in_features
-        return torch.cat([self.kinds(inputs[:, :num_kinds]), inputs[:, num_kinds:]], dim=1)
-
-
 def read_blocks(problem: Problem, blocks: Blocks) -> tuple[Floats, Floats]:
     """Returns each block's shares of the kinds of op, and its outputs' sizes, its readers and those that it reads from.
 
@@ -109,11 +94,11 @@ class Controllers:
         shares, others = read_blocks(problem, blocks)
         width, num_kinds = KIND_WIDTH + others.shape[1], shares.shape[1]
         network = training.build(lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator)
-        embedding = training.build(lambda: Embedding(num_kinds), self.generator)
+        embedding = training.build(lambda: KindEmbedding(num_kinds), self.generator)
         inputs = training.tensor(np.concatenate([shares, others], axis=1))
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
         self.policy = Policy(network, inputs, prior, embedding)
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        self.optimizer: torch.optim.Optimizer = training.adam(self.policy, settings.learning_rate)
         self.baseline, self.updates = training.failing_signal(problem), 0
         self.placements = torch.zeros(0, dtype=torch.int64)  # [controllers * samples, blocks], the last ones
 
@@ -138,7 +123,9 @@ class Controllers:
             found.append(training.gradients(loss, self.policy, "colocrl", self.updates + len(found) + 1))
             losses.append(loss.item())
             entropies.append(training.entropy(logs.detach()).item())
-        for gradients in found:
+        for number, gradients in enumerate(found):
+            if not gains[number * self.settings.samples :][: self.settings.samples].any():
+                continue  # momentum alone would move the policy
             training.descend(self.optimizer, self.policy, gradients, self.settings.max_norm)
         self.updates += len(found)
         self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 DEVICE_WIDTH = 32  # of the embedding of the last block's device
+KIND_WIDTH = 20  # of the embedding of an op's kind
 LEAST = 1e-30  # what a logarithm is taken of where a probability is 0
 MASKED = -1e9  # the bias of a device that a block can't run on: its probability is exactly 0
 
@@ -33,6 +34,10 @@ class Prior(NamedTuple):
         """Returns (1 - the floors' sum) · softmax(logits + bias) + floor: [..., blocks, devices]."""
         rest = 1 - self.floor.sum(dim=-1, keepdim=True)
         return rest * torch.softmax(logits + self.bias, dim=-1) + self.floor
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Returns their logarithms; where a probability is 0, some finite number that no one should look at."""
+        return self.probabilities(logits).clamp(min=LEAST).log()
 
     def at(self, block: int) -> "Prior":
         """Returns the prior of one block: [devices]."""
@@ -137,6 +142,19 @@ class _Steps:
         return self.hidden[-1]
 
 
+class KindEmbedding(nn.Module):
+    """Reads each row's shares of the kinds of op, its first columns, as the average of its ops' embeddings."""
+
+    def __init__(self, num_kinds: int) -> None:
+        super().__init__()
+        self.kinds = nn.Linear(num_kinds, KIND_WIDTH, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the inputs [rows, kinds + others] with embeddings: [rows, 20 + others]."""
+        num_kinds = self.kinds.in_features
+        return torch.cat([self.kinds(inputs[:, :num_kinds]), inputs[:, num_kinds:]], dim=1)
+
+
 class Policy(nn.Module):
     """A distribution over placements: a network, what it reads of the blocks, and what holds before it learns."""
 
@@ -149,7 +167,7 @@ class Policy(nn.Module):
     def forward(self, placements: Tensor) -> Tensor:
         """Returns the logarithms of the probabilities at every block of placements: [batch, blocks, devices]."""
         logits = self.network(self.network.read(self.embed(self.inputs)), placements)
-        return self.prior.probabilities(logits).clamp(min=LEAST).log()
+        return self.prior.log_probabilities(logits)
 
     @torch.no_grad()
     def sample(self, waits: Tensor) -> Tensor:

@@ -91,6 +91,11 @@ def adjacency(source: Ints, target: Ints, num_labels: int) -> Floats:
     return matrix
 
 
+def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
+    """Returns the sum of the rows of each label: [labels, columns] from [rows] and [rows, columns]."""
+    return np.stack([sums(labels, column, num_labels) for column in rows.T], axis=1)
+
+
 def _fill(table: Floats, rows: Ints, values: Floats) -> None:
     """Writes the values of each row from the left, as many as there is room for; rows are in rising order."""
     column = np.arange(len(rows)) - np.searchsorted(rows, rows)

@@ -107,7 +107,7 @@ class Stages:
         )
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
         self.policy = Policy(network, torch.eye(num_blocks), prior)  # blocks by their numbers alone
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.learning_rate)
+        self.optimizer = training.adam(self.policy, settings.learning_rate)
         self.num_trials, self.total_seconds, self.updates = 0, 0.0, 0
         self.placements = torch.zeros(0, dtype=torch.int64)  # [batch, blocks], the last ones
 

@@ -1,0 +1,201 @@
+"""A network that groups and a network that places the groups, which learn together: the hierarchical model, HDP.
+
+Mirhoseini, Goldie, Pham, Steiner, Le, Dean: A Hierarchical Model for Device Placement. ICLR 2018.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from placewise.core.arrays import Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.strategies.learned import seq2seq_features as features
+from placewise.strategies.learned import training
+from placewise.strategies.learned.hdp_embedding import Units
+from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
+from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Prior, Seq2Seq
+from placewise.strategies.learned.training import check
+from placewise.strategies.single import settle
+from placewise.strategies.starts import begin, check_start
+
+MOST_UNGROUPED = 4096  # decisions without a grouping: attention takes the square of it
+
+
+@dataclass(frozen=True)
+class Hdp:
+    """Draws a grouping of the problem's groups and some placements of it, and moves both networks towards faster ones."""
+
+    placements: int = 4  # of one grouping, for an update
+    groups: int = 256
+    grouping: Literal["learned", "random", "none"] = "learned"
+    hidden: int = 64  # units of the grouper
+    units: int = 256  # of the placer's LSTMs
+    ceiling: float = 5.0  # C
+    temperature: float = 10.0  # T
+    learning_rate: float = 1e-3
+    max_norm: float = 1.0
+    baseline_decay: float = 0.9
+    advantage: Advantage = "normalised"
+    noise: float = 0.1  # the most that is added to a logit
+    early_updates: int = 500  # with noise, and taught by placements that do not fit, too
+    exploration: float = 1.0  # decisions of a placement that are drawn evenly
+    start: str = "none"
+    start_evaluations: int = 480
+    confidence: float = 0.9
+
+    def __post_init__(self) -> None:
+        check(self, "placements groups hidden units start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check(self, "ceiling temperature learning_rate max_norm", lambda v: v > 0, "must be above 0")
+        check(self, "noise early_updates exploration", lambda v: v >= 0, "must be at least 0")
+        check(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_start(self.start)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the placements of one grouping at a time, without end; only one where there is no choice."""
+        if self.grouping == "none" and problem.num_groups > MOST_UNGROUPED:
+            raise StrategyError(
+                f"strategy 'hdp': grouping none takes at most {MOST_UNGROUPED} groups, the problem has {problem.num_groups}"
+            )
+        known = yield from begin(problem, self.start, self.start_evaluations, rng)
+        if not (problem.allowed.sum(axis=1) > 1).any():
+            yield Proposal(problem.allowed.argmax(axis=1)[None])
+            return
+        yield from training.learn_by_drawing(lambda: Hierarchy(self, problem, known, rng))
+
+
+class Grouper(nn.Module):
+    """A feed-forward network that gives each unit logits for its group: [units, width] -> [units, groups]."""
+
+    def __init__(self, num_kinds: int, width: int, hidden: int, num_groups: int) -> None:
+        super().__init__()
+        self.embed = KindEmbedding(num_kinds)
+        self.hidden = nn.Linear(KIND_WIDTH + width - num_kinds, hidden)
+        self.output = nn.Linear(hidden, num_groups)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the logits."""
+        logits: Tensor = self.output(torch.relu(self.hidden(self.embed(inputs))))
+        return logits
+
+
+class Hierarchy:
+    """The grouper, the placer, and what they have seen."""
+
+    def __init__(self, settings: Hdp, problem: Problem, known: Ints | None, rng: np.random.Generator) -> None:
+        self.settings, self.problem = settings, problem
+        self.generator = training.seeded(rng)
+        self.units = Units.of(problem)
+        self.num_groups = problem.num_groups if settings.grouping == "none" else min(settings.groups, problem.num_groups)
+        embedded, num_kinds = self.units.embedded(), self.units.kinds.shape[1]
+        self.inputs = training.tensor(embedded)
+        self.grouper = training.build(
+            lambda: Grouper(num_kinds, embedded.shape[1], settings.hidden, self.num_groups), self.generator
+        )
+        self.placer = training.build(
+            lambda: Seq2Seq(
+                num_kinds + 1 + self.num_groups,
+                problem.num_devices,
+                units=settings.units,
+                layers=1,
+                two_ways=True,
+                ceiling=settings.ceiling,
+                temperature=settings.temperature,
+            ),
+            self.generator,
+        )
+        self.learning = nn.ModuleList([self.grouper, self.placer] if settings.grouping == "learned" else [self.placer])
+        self.optimizer = training.adam(self.learning, settings.learning_rate)
+        self.initial = initial_probabilities(problem.allowed, known, settings.confidence)  # [units, devices]
+        self.bias = self._grouper_bias(known)  # [units, groups]
+        self.groups = self._first_groups(rng)  # [units], the last ones
+        self.placements = torch.zeros(0, dtype=torch.int64)  # [placements, groups], the last ones
+        self.baseline: float | None = None
+        self.updates = 0
+
+    def draw(self) -> Ints:
+        """Returns some placements of one grouping: [placements, groups of the problem]."""
+        if self.settings.grouping == "learned":
+            with torch.no_grad():
+                logits = self.grouper(self.inputs) + self.bias
+            chances = torch.softmax(logits + self.noise(logits.shape), dim=1)
+            self.groups = training.numbers((chances / training.waits(tuple(chances.shape), self.generator)).argmax(dim=1))
+        prior = self._prior()
+        prior = prior._replace(bias=prior.bias + self.noise(prior.bias.shape))
+        with torch.no_grad():
+            memory = self.placer.read(self._placer_inputs())
+        waits = training.waits((self.settings.placements, *prior.bias.shape), self.generator)
+        self.placements = self.placer.sample(memory, prior, waits)
+        return settle(self.problem, training.numbers(self.placements)[:, self.groups])
+
+    def learn(self, evaluation: Evaluation) -> dict[str, float]:
+        """Moves both networks; returns what there is to note."""
+        self.updates += 1
+        signals = training.signals(evaluation.cost)
+        teaches = (evaluation.overflow_bytes == 0) | (self.updates <= self.settings.early_updates)
+        baseline = float(signals.mean()) if self.baseline is None else self.baseline
+        gains = training.tensor(np.where(teaches, advantages(signals, baseline, self.settings.advantage), 0.0))
+        logs = self.placer_logs()  # [placements, groups, devices]
+        used = torch.tensor(np.bincount(self.groups, minlength=self.num_groups) > 0)
+        loss = training.reinforce_loss(training.chosen(logs, self.placements)[:, used].mean(dim=1), gains)
+        if self.settings.grouping == "learned":
+            chosen = training.chosen(
+                torch.log_softmax(self.grouper(self.inputs) + self.bias, dim=1), torch.tensor(self.groups)
+            )
+            loss = loss + training.reinforce_loss(chosen.mean(), gains)
+        gradients = training.gradients(loss, self.learning, "hdp", self.updates)
+        if gains.any():  # else momentum alone would move the networks
+            training.descend(self.optimizer, self.learning, gradients, self.settings.max_norm)
+        self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)
+        entropy = training.entropy(logs.detach()[:, used]).item()
+        return training.notes_of(evaluation, self.updates, loss=loss.item(), entropy=entropy, baseline=self.baseline)
+
+    def _placer_inputs(self) -> Tensor:
+        return training.tensor(self.units.grouped(self.groups, self.num_groups))
+
+    def placer_logs(self) -> Tensor:
+        """Returns the logarithms of the probabilities at every group of the last placements."""
+        logits = self.placer(self.placer.read(self._placer_inputs()), self.placements)
+        return self._prior().log_probabilities(logits)
+
+    def _prior(self) -> Prior:
+        """Returns the placer's prior: that of a group is the mean of its units'; one of no unit is even."""
+        summed = features.column_sums(self.groups, self.initial, self.num_groups)
+        summed[summed.sum(axis=1) == 0] = 1.0
+        return training.prior_of(summed / summed.sum(axis=1, keepdims=True), summed > 0, self.settings.exploration)
+
+    def noise(self, shape: torch.Size) -> Tensor:
+        """Returns what is added to logits: normal, within -noise and noise; nothing after the early updates."""
+        if self.updates >= self.settings.early_updates or not self.settings.noise:
+            return torch.zeros(())
+        return self.settings.noise * torch.randn(shape, generator=self.generator).clamp_(-1, 1)
+
+    def _grouper_bias(self, known: Ints | None) -> Tensor:
+        """Returns the grouper's bias [units, groups], towards groups of neighbours on one device of a known placement."""
+        if known is None:
+            return torch.zeros(())
+        wanted = stretches(known, self.num_groups)
+        every = np.ones((len(known), self.num_groups), np.bool_)
+        return training.prior_of(initial_probabilities(every, wanted, self.settings.confidence), every, 0.0).bias
+
+    def _first_groups(self, rng: np.random.Generator) -> Ints:
+        """Returns the groups that stay where they are not learned: [units]."""
+        if self.settings.grouping == "none":
+            return np.arange(self.problem.num_groups)
+        return rng.integers(self.num_groups, size=self.problem.num_groups)
+
+
+def stretches(placement: Ints, num_groups: int) -> Ints:
+    """Returns a group for each unit: equal shares of the units by device, then by number: [units].
+
+    So a group's units stand together and, but for those few groups in which two devices meet, are on one device.
+    """
+    order = np.lexsort((np.arange(len(placement)), placement))
+    groups = np.empty(len(placement), np.int64)
+    groups[order] = np.arange(len(placement)) * num_groups // max(len(placement), 1)
+    return groups
