@@ -22,8 +22,9 @@ class Entry:
     summary: str
 
 
-FAMILIES = ("classical", "exact", "learned")
+FAMILIES = ("own", "classical", "exact", "learned")
 STRATEGIES: dict[str, Entry] = {
+    "auto": Entry("auto:Auto", "own", "the best starts of a portfolio, then compiled walks in the simulator (the default)"),
     "cpu-only": Entry("single:CpuOnly", "classical", "everything on the CPU"),
     "gpu-only": Entry("single:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"),
     "random": Entry("sampling:Random", "classical", "devices drawn evenly for every group"),
