@@ -149,9 +149,9 @@ class Hierarchy:
             )
             loss = loss + training.reinforce_loss(chosen.mean(), gains)
         gradients = training.gradients(loss, self.learning, "hdp", self.updates)
-        if gains.any():  # else momentum alone would move the networks
+        if gains.any():  # else momentum alone would move them
             training.descend(self.optimizer, self.learning, gradients, self.settings.max_norm)
-        self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)
+        self.baseline = moving_average(baseline, signals[teaches], self.settings.baseline_decay)
         entropy = training.entropy(logs.detach()[:, used]).item()
         return training.notes_of(evaluation, self.updates, loss=loss.item(), entropy=entropy, baseline=self.baseline)
 
