@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -15,10 +16,14 @@ from builders import heed_ctrl_c, refused
 from test_plan import CLUSTER
 
 import placewise as pw
+from placewise.bounds import Bound
 from placewise.cli import main
+from placewise.commands.progress import Ticker
 from placewise.core.errors import NothingFits
 from placewise.core.graph_file import write_graph
 from placewise.core.plan import Plan
+from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, gap_of
+from placewise.search import Budget, Progress
 from placewise.strategies import STRATEGIES
 
 MODEL = "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11"
@@ -60,7 +65,9 @@ def test_place_writes_a_plan_that_simulates_to_what_it_says(
 def test_place_prints_a_table(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(place(graph)) == 0
     out = capsys.readouterr()
-    assert "a step on 2xK80 (hill-climb, 60 evaluations, seed 0)" in out.out
+    assert re.search(
+        r"a step on 2xK80, at most \d+\.\d% above the best possible \(hill-climb, 60 evaluations, seed 0\)\n", out.out
+    )
     assert out.err == ""  # no progress where there is no terminal
 
 
@@ -73,6 +80,7 @@ def test_the_same_command_is_answered_from_the_record(
     from placewise.simulate.simulator import Simulator
 
     monkeypatch.setattr(Simulator, "__call__", None)  # nothing is judged again
+    monkeypatch.setattr("placewise.strategies.sampling.HillClimb.search", None)  # nor searched
     assert main(place(graph, "--run-file", runs, "--json")) == 0
     assert said(capsys) == once
     assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
@@ -91,13 +99,19 @@ def test_compare_ranks_strategies(graph: Path, capsys: pytest.CaptureFixture[str
     names = "random,gpu-only,hill-climb"
     command = ["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "40", "--seeds", "2"]
     assert main([*command, "--json"]) == 0
-    rows = said(capsys)["rows"]
+    data = said(capsys)
+    rows = data["rows"]
+    assert [row["gap"] for row in rows] == [row["best_seconds"] / data["bound_seconds"] - 1 for row in rows]
+    assert rows[0]["gap"] > 0
     assert {row["strategy"] for row in rows} == set(names.split(","))
     assert [row["best_seconds"] for row in rows] == sorted(row["best_seconds"] for row in rows)
     assert rows[0]["relative"] == 1.0
     assert all(row["fits"] == "2/2" and row["evaluations"] <= 40 for row in rows)
     assert main(command) == 0
-    assert "to best" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "to best" in out
+    assert "\nno placement has a step below" in out
+    assert f"{rows[0]['gap']:.1%}" in out
 
 
 def test_strategies_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +151,8 @@ def test_wrong_input_is_refused(graph: Path, others: list[str], rule: str, capsy
 
 
 @pytest.mark.parametrize(
-    "others", [["--budget", "0"], ["--budget", "x"], ["--seconds", "-1"], ["--seed", "-1"], ["--order", "x"]]
+    "others",
+    [["--budget", "0"], ["--budget", "x"], ["--seconds", "-1"], ["--seed", "-1"], ["--order", "x"], ["--target-gap", "-1"]],
 )
 def test_wrong_options_are_refused_in_one_line(graph: Path, others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -182,7 +197,92 @@ def test_place_from_python(graph: Path) -> None:
     plan = pw.place(load_graph(str(graph)), pw.Cluster.load("2xK80"), evaluations=30, strategy="random", seed=4)
     assert plan.fits
     assert plan.step_seconds is not None
-    assert str(plan).startswith(f"{plan.step_seconds * 1e3:.4g} ms a step on 2xK80 (random, 30 evaluations, seed 4)")
+    assert plan.gap is not None
+    step = f"{plan.step_seconds * 1e3:.4g} ms a step on 2xK80, at most {plan.gap:.1%} above the best possible"
+    assert str(plan).startswith(f"{step} (random, 30 evaluations, seed 4)")
+
+
+# --- the bound ---
+
+
+def test_a_plan_has_the_bound_and_its_gap(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(place(graph, "--json")) == 0
+    plan = said(capsys)
+    assert main(["bound", str(graph), "--cluster", "2xK80", "--json"]) == 0
+    assert plan["bound_seconds"] == said(capsys)["bound_seconds"]
+    assert plan["gap"] == plan["step_seconds"] / plan["bound_seconds"] - 1 > 0
+
+
+def test_the_bound_holds_for_the_graphs_own_groups_whatever_is_kept_together(
+    graph: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plan does not say what its search kept together, so its gap is to the best of all placements."""
+    assert main(place(graph, "--json")) == 0
+    fine = said(capsys)
+    assert main(place(graph, "--json", "--grouping", "coarse:2")) == 0
+    assert said(capsys)["bound_seconds"] == fine["bound_seconds"]
+    assert main(["bound", str(graph), "--cluster", "2xK80", "--grouping", "coarse:2", "--json"]) == 0
+    assert said(capsys)["bound_seconds"] > fine["bound_seconds"]
+
+
+def test_a_search_does_without_a_bound_that_fails(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from placewise.capture.models import load_graph
+
+    monkeypatch.setattr("placewise.bounds.bound", lambda problem: 1 / 0)
+    with pytest.warns(UserWarning, match="there is no bound for this step: ZeroDivisionError"):
+        plan = pw.place(load_graph(str(graph)), pw.Cluster.load("2xK80"), evaluations=30, strategy="random")
+    assert (plan.bound_seconds, plan.gap, plan.fits) == (None, None, True)
+    assert "above the best possible" not in str(plan)
+
+
+@pytest.mark.parametrize(("step", "bound", "gap"), [(3.0, 2.0, 0.5), (2.0, 2.0, 0.0), (0.0, 0.0, 0.0), (1.0, 0.0, None)])
+def test_gap(step: float, bound: float, gap: float | None) -> None:
+    assert gap_of(step, bound) == gap
+
+
+def test_a_search_ends_at_its_target_gap_and_so_does_one_that_goes_on(
+    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The gap of a whole search is reached with its last improvement; a run that was cut back to one step ends there too."""
+    one_by_one = place(graph, "--json", "--set", "batch=1", strategy="random")
+    assert main(one_by_one) == 0
+    whole = said(capsys)
+    runs = str(tmp_path / "runs.db")
+    command = [*one_by_one, "--run-file", runs, "--target-gap", f"{whole['gap'] * (1 + 1e-9)!r}"]
+    assert main(command) == 0
+    plan = said(capsys)
+    assert plan["history"] == whole["history"]
+    assert 1 < plan["evaluations"] == whole["history"][-1][0] < 60
+    assert main(command) == 0
+    assert said(capsys) == plan
+    connection = sqlite3.connect(runs)
+    with connection:
+        connection.execute("delete from steps where number > 0")
+        connection.execute("update runs set status = 'running', outcome = null")
+    connection.close()
+    assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
+    assert said(capsys) == plan
+    assert main(["runs", runs, "--json"]) == 0
+    assert [row["status"] for row in said(capsys)["runs"]] == ["gap"]
+
+
+def test_without_a_budget_auto_has_seconds_and_others_have_evaluations() -> None:
+    assert DEFAULT_STRATEGY == "auto"
+    assert budget_of("auto", None, None) == Budget(seconds=10.0)
+    assert budget_of("genetic", None, None, 0.1) == Budget(evaluations=2400, target_gap=0.1)
+    assert budget_of("auto", 7, None) == Budget(evaluations=7)
+    assert budget_of("genetic", None, 2.0) == Budget(seconds=2.0)
+
+
+def test_progress_says_how_far_from_the_bound_it_is() -> None:
+    """3 s found and a bound of 2 s: 50% above; 100 evaluations in 4 s, 6 of 10 s left."""
+    request = Request("auto", budget=Budget(seconds=10.0))
+    progress = Progress(100, 4.0, 3.0, {})
+    shown = Ticker(request, Bound(2.0, "path", {})).line(progress)
+    assert shown == "auto: best 3 s, at most 50.0% above the best possible; 100 evaluations, 25 a second; 6 s left"
+    assert Ticker(request, None).line(progress) == "auto: best 3 s; 100 evaluations, 25 a second; 6 s left"
+    nothing = Ticker(request, Bound(2.0, "path", {})).line(progress._replace(step_seconds=float("inf")))
+    assert nothing == "auto: best nothing fits yet; 100 evaluations, 25 a second; 6 s left"
 
 
 def test_nothing_fits_from_python(graph: Path) -> None:

@@ -131,6 +131,27 @@ def test_a_record_is_replayed_as_if_the_search_had_never_stopped() -> None:
     assert finished.history == once.history
 
 
+def test_replaying_does_not_count_against_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draw takes 1 s, so 10 s are 10 draws: also when 5 of them are drawn again to replay them."""
+    clock = [0.0]
+    monkeypatch.setattr("placewise.search.time.monotonic", lambda: clock[0])
+
+    class Slow(Endless):
+        def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+            for proposal in super().search(problem, rng):
+                clock[0] += 1.0
+                yield proposal
+
+    problem = chain()
+    simulator = Simulator(problem, "program", 1)
+    whole = Kept([])
+    once = search(problem, Slow(), simulator, budget=Budget(seconds=10.0), seed=3, record=whole)
+    assert (once.status, once.evaluations) == ("seconds", 10)
+    clock[0] = 1000.0
+    again = search(problem, Slow(), simulator, budget=Budget(seconds=10.0), seed=3, record=Kept(whole.kept[:5]))
+    assert (again.status, again.history, again.seconds) == ("seconds", once.history, once.seconds)
+
+
 def test_a_record_of_another_search_is_refused() -> None:
     problem = chain()
     record = Kept([])

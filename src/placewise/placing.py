@@ -1,5 +1,6 @@
-"""From a step and a machine to a plan: the wiring of problem, strategy, evaluator, search and record."""
+"""From a step and a machine to a plan: the wiring of problem, bound, strategy, evaluator, search and record."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +19,18 @@ from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.report.tables import nbytes
 from placewise.search import Budget, Outcome, Progress, search
+from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.store import Run, RunFile, Specification
 from placewise.strategies import make, parameters
 
 if TYPE_CHECKING:
+    from placewise.bounds import Bound
     from placewise.capture.training import CapturedStep
 
-DEFAULT_STRATEGY = "genetic"
-DEFAULT_EVALUATIONS = 2400  # Post's
+DEFAULT_STRATEGY = "auto"
+DEFAULT_SECONDS = 10.0  # of auto, whose evaluations are few: it judges most placements by its own model
+DEFAULT_EVALUATIONS = 2400  # of all others: Post's
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,11 @@ class Request:
     cluster: str = ""
 
 
-def budget_of(evaluations: int | None, seconds: float | None) -> Budget:
-    """Returns a budget of evaluations and seconds; without either it is 2,400 evaluations."""
-    return Budget(DEFAULT_EVALUATIONS if evaluations is None and seconds is None else evaluations, seconds)
+def budget_of(strategy: str, evaluations: int | None, seconds: float | None, target_gap: float | None = None) -> Budget:
+    """Returns a budget; without evaluations and seconds it is 10 seconds for auto, 2,400 evaluations for all others."""
+    if evaluations is None and seconds is None:
+        evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)
+    return Budget(evaluations, seconds, target_gap=target_gap)
 
 
 def place(
@@ -54,6 +60,7 @@ def place(
     strategy: str = DEFAULT_STRATEGY,
     evaluations: int | None = None,
     seconds: float | None = None,
+    target_gap: float | None = None,
     seed: int = 0,
     order: str = "priority",
     grouping: str = COLOCATED,
@@ -64,14 +71,30 @@ def place(
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster; NothingFits where none fits.
 
-    Without a budget of evaluations or seconds it is 2,400 evaluations. `settings` are the strategy's hyper-parameters.
+    Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
+    ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters.
     """
     graph = step if isinstance(step, Graph) else step.graph
     problem = Problem.of(graph, cluster, grouping)
-    budget = budget_of(evaluations, seconds)
+    budget = budget_of(strategy, evaluations, seconds, target_gap)
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name)
+    make(strategy, dict(request.settings))  # wrong names are refused before any work
+    limit = find_bound(problem)
     with open_evaluator(problem, order, workers=workers, ray=ray) as evaluator:
-        return make_plan(problem, request, run(problem, request, evaluator, run_file=run_file))
+        outcome = run(problem, request, evaluator, limit=limit, run_file=run_file)
+    return make_plan(problem, request, outcome, predict(problem, request, outcome), limit)
+
+
+def find_bound(problem: Problem) -> "Bound | None":
+    """Returns what no placement of the graph's own groups beats, whatever a search keeps together; None if that fails."""
+    from placewise.bounds import bound
+
+    whole = problem if problem.grouping == COLOCATED else Problem.of(problem.graph, problem.cluster)
+    try:
+        return bound(whole)
+    except Exception as trouble:  # a search is worth having without it
+        warnings.warn(f"there is no bound for this step: {type(trouble).__name__}: {trouble}", stacklevel=2)
+        return None
 
 
 def run(
@@ -79,18 +102,18 @@ def run(
     request: Request,
     evaluator: Evaluator,
     *,
+    limit: "Bound | None" = None,
     run_file: str | Path | None = None,
     on_step: Callable[[Progress], None] | None = None,
 ) -> Outcome:
     """Returns what a search finds; with a run file it is recorded, and goes on where it was left."""
     if run_file is None:
-        strategy = make(request.strategy, dict(request.settings))
-        return search(problem, strategy, evaluator, budget=request.budget, seed=request.seed, on_step=on_step)
+        return _search(problem, request, evaluator, limit, None, on_step)
     with RunFile(run_file) as file:
         specification = specify(problem, request)
         number = file.find(specification)
         with file.create(specification, problem) if number is None else Run(file, number) as record:
-            return go_on(problem, request, evaluator, record, on_step)
+            return go_on(problem, request, evaluator, record, limit=limit, on_step=on_step)
 
 
 def go_on(
@@ -98,13 +121,36 @@ def go_on(
     request: Request,
     evaluator: Evaluator,
     record: Run,
+    *,
+    limit: "Bound | None" = None,
     on_step: Callable[[Progress], None] | None = None,
 ) -> Outcome:
-    """Returns what a recorded run finds, going on where it was left."""
-    strategy = make(request.strategy, dict(request.settings))
-    outcome = search(problem, strategy, evaluator, budget=request.budget, seed=request.seed, record=record, on_step=on_step)
+    """Returns what a recorded run finds, going on where it was left; a finished one is answered from the record."""
+    if (found := record.outcome()) is not None:
+        return found
+    outcome = _search(problem, request, evaluator, limit, record, on_step)
     record.finish(outcome)
     return outcome
+
+
+def _search(
+    problem: Problem,
+    request: Request,
+    evaluator: Evaluator,
+    limit: "Bound | None",
+    record: Run | None,
+    on_step: Callable[[Progress], None] | None,
+) -> Outcome:
+    return search(
+        problem,
+        make(request.strategy, dict(request.settings)),
+        evaluator,
+        budget=request.budget,
+        seed=request.seed,
+        bound_seconds=None if limit is None else limit.seconds,
+        record=record,
+        on_step=on_step,
+    )
 
 
 def specify(problem: Problem, request: Request) -> Specification:
@@ -139,16 +185,21 @@ def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}
 
 
-def make_plan(problem: Problem, request: Request, outcome: Outcome) -> Plan:
-    """Returns the plan of an outcome, with what the simulator predicts for it."""
+def predict(problem: Problem, request: Request, outcome: Outcome) -> Schedule:
+    """Returns what the simulator predicts for an outcome; NothingFits where it has no placement."""
     simulator = Simulator(problem, request.order)
     if outcome.placement is None:
         raise NothingFits(_why_nothing_fits(simulator, outcome))
-    schedule = simulator.schedule(outcome.placement, outcome.order)
+    return simulator.schedule(outcome.placement, outcome.order)
+
+
+def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Schedule, limit: "Bound | None") -> Plan:
+    """Returns the plan of an outcome, with what is predicted for it and what no other beats."""
+    step_seconds = schedule.step_seconds
     is_program = bool((np.diff(schedule.order) > 0).all())
     improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
     return Plan(
-        placement=problem.expand(outcome.placement),
+        placement=problem.expand(schedule.placement),
         order=None if is_program else tuple(schedule.order.tolist()),
         graph_digest=problem.graph.digest,
         cluster=problem.cluster.name,
@@ -156,11 +207,20 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome) -> Plan:
         parameters=_parameters(request),
         seed=request.seed,
         evaluations=outcome.evaluations,
-        step_seconds=schedule.step_seconds,
+        step_seconds=step_seconds,
+        bound_seconds=None if limit is None else limit.seconds,
+        gap=None if limit is None else gap_of(step_seconds, limit.seconds),
         fits=schedule.fits,
         peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
         history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
     )
+
+
+def gap_of(step_seconds: float, bound_seconds: float) -> float | None:
+    """Returns found / bound - 1; None where the bound says nothing."""
+    if bound_seconds <= 0:
+        return 0.0 if step_seconds == 0 else None
+    return step_seconds / bound_seconds - 1
 
 
 def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:

@@ -154,8 +154,7 @@ class _Sitting:
         self._evaluator, self._record = evaluator, record
         self._recorded = list(record.steps()) if record is not None else []
         self._number = 0
-        earlier = self._recorded[-1].seconds if self._recorded else 0.0
-        self._started = time.monotonic() - earlier
+        self._started = time.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -180,6 +179,7 @@ class _Sitting:
         """Records the step, with the best placement where it is a new one; returns whether it was not replayed."""
         self._number += 1
         if self._number <= len(self._recorded):
+            self._started = time.monotonic() - self._recorded[self._number - 1].seconds  # replaying does not count
             return False
         if self._record is not None:
             found = None if best is None or best.placement is None else (best.placement, best.order)

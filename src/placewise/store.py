@@ -151,9 +151,7 @@ class RunFile:
         for cost, seconds, overflow, is_worse in self.execute(query, (number,)):
             evaluations += len(cost) // 8
             if not is_worse:
-                evaluation = _evaluation(cost, seconds, overflow)
-                row_number = int(np.where(evaluation.overflow_bytes == 0, evaluation.cost, np.inf).argmin())
-                best = float(evaluation.step_seconds[row_number])
+                best = _best_seconds(_evaluation(cost, seconds, overflow))
         return RunInfo(number, _specification(row[0]), row[1], row[2], evaluations, best)
 
     def problem(self, number: int) -> Problem:
@@ -223,6 +221,21 @@ class Run:
         self._count += 1
         self._last = time.monotonic()
 
+    def outcome(self) -> Outcome | None:
+        """Returns what a finished run found; None for one that can go on, and where nothing fits: that is searched anew."""
+        row = self.file.execute("select status, outcome from runs where id = ?", (self.number,)).fetchone()
+        if row[1] is None:
+            return None
+        best: tuple[Ints, Ints | None] | None = None
+        spent, step_seconds, history = 0, np.inf, []
+        for step in self.steps():
+            spent += len(step.evaluation.cost)
+            if step.best is not None:
+                best, step_seconds = step.best, _best_seconds(step.evaluation)
+            history.append((spent, step_seconds))
+        seconds = json.loads(row[1])["seconds"]
+        return None if best is None else Outcome(row[0], *best, step_seconds, spent, seconds, tuple(history))
+
     def finish(self, outcome: Outcome) -> None:
         """Notes how the run ended; one that was stopped can go on."""
         if outcome.status != "stopped":
@@ -231,6 +244,11 @@ class Run:
 
 
 _COLUMNS = (np.float64, np.float64, np.int64)  # of an Evaluation
+
+
+def _best_seconds(evaluation: Evaluation) -> float:
+    """Returns the step seconds of the best placement that fits."""
+    return float(evaluation.step_seconds[np.where(evaluation.overflow_bytes == 0, evaluation.cost, np.inf).argmin()])
 
 
 def _evaluation(cost: bytes, seconds: bytes, overflow: bytes) -> Evaluation:

@@ -66,6 +66,17 @@ def seconds_argument(text: str) -> float:
     return value
 
 
+def gap_argument(text: str) -> float:
+    """Returns a gap of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 0, it is {text!r}")
+    return value
+
+
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say who judges."""
     parser.add_argument(

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from placewise.bounds import Bound
     from placewise.placing import Request
     from placewise.search import Progress
 
@@ -13,15 +14,16 @@ if TYPE_CHECKING:
 class Ticker:
     """Shows progress on a terminal's standard error, one line that is written over; elsewhere nothing."""
 
-    def __init__(self, label: str, evaluations: int | None, seconds: float | None) -> None:
-        self.label, self.evaluations, self.seconds = label, evaluations, seconds
+    def __init__(self, request: "Request", limit: "Bound | None" = None) -> None:
+        self.label, self.limit = request.strategy, limit
+        self.evaluations, self.seconds = request.budget.evaluations, request.budget.seconds
         self.is_shown = sys.stderr.isatty()
         self._last = 0.0
 
     @classmethod
-    def of(cls, request: "Request", options: argparse.Namespace) -> "Ticker":
+    def of(cls, request: "Request", limit: "Bound | None", options: argparse.Namespace) -> "Ticker":
         """Returns the ticker of a search; with --json or --quiet it shows nothing."""
-        ticker = cls(request.strategy, request.budget.evaluations, request.budget.seconds)
+        ticker = cls(request, limit)
         ticker.is_shown &= not options.json and not getattr(options, "quiet", False)
         return ticker
 
@@ -29,16 +31,24 @@ class Ticker:
         """Shows how far a search is, at most ten times a second."""
         if not self.is_shown or time.monotonic() - self._last < 0.1:
             return
+        self._last = time.monotonic()
+        print(f"\r{self.line(progress)}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def line(self, progress: "Progress") -> str:
+        """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
+        from placewise.placing import gap_of
         from placewise.report.tables import seconds
 
-        self._last = time.monotonic()
         rate = progress.evaluations / max(progress.seconds, 1e-9)
         best = seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
+        gap = None if self.limit is None else gap_of(progress.step_seconds, self.limit.seconds)
+        if gap is not None and gap < float("inf"):
+            best += f", at most {gap:.1%} above the best possible"
         parts = [f"{self.label}: best {best}", f"{progress.evaluations:,} evaluations, {rate:,.0f} a second"]
         left = [self.seconds - progress.seconds] if self.seconds is not None else []
         left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []
         parts += [f"{max(min(left), 0):.0f} s left"] if left else []
-        print(f"\r{'; '.join(parts)}\x1b[K", end="", file=sys.stderr, flush=True)
+        return "; ".join(parts)
 
     def clear(self) -> None:
         """Takes the line away."""

@@ -8,6 +8,7 @@ from placewise.commands.common import add_worker_options, check_writable, comman
 from placewise.commands.progress import Ticker
 
 if TYPE_CHECKING:
+    from placewise.bounds import Bound
     from placewise.core.problem import Problem
     from placewise.placing import Request
     from placewise.search import Outcome
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
 _SHOWN = ("model", "cluster", "strategy", "parameters", "seed")
 
 
-def print_plan(problem: "Problem", request: "Request", outcome: "Outcome", options: argparse.Namespace) -> None:
+def print_plan(
+    problem: "Problem", request: "Request", outcome: "Outcome", limit: "Bound | None", options: argparse.Namespace
+) -> None:
     """Writes and prints the plan of an outcome."""
-    from placewise.placing import make_plan
+    from placewise.placing import make_plan, predict
 
     if outcome.status == "stopped" and outcome.placement is None:
         raise KeyboardInterrupt
-    plan = make_plan(problem, request, outcome)
+    schedule = predict(problem, request, outcome)
+    plan = make_plan(problem, request, outcome, schedule, limit)
     if options.output:
         plan.save(options.output)
     if options.json:
@@ -85,16 +89,17 @@ def add_resume(commands: Any) -> None:
 
 def _resume(options: argparse.Namespace) -> None:
     from placewise.evaluate import open_evaluator
-    from placewise.placing import go_on, requested
+    from placewise.placing import find_bound, go_on, requested
     from placewise.store import Run, RunFile
 
     check_writable(options.output)
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
-        ticker = Ticker.of(request, options)
+        limit = find_bound(problem)
+        ticker = Ticker.of(request, limit, options)
         try:
             with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
-                outcome = go_on(problem, request, evaluator, record, ticker)
+                outcome = go_on(problem, request, evaluator, record, limit=limit, on_step=ticker)
         finally:
             ticker.clear()
-    print_plan(problem, request, outcome, options)
+    print_plan(problem, request, outcome, limit, options)

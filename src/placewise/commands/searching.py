@@ -12,6 +12,7 @@ from placewise.commands.common import (
     check_writable,
     command,
     count_argument,
+    gap_argument,
     positive_argument,
     print_json,
     seconds_argument,
@@ -22,6 +23,7 @@ from placewise.commands.recording import print_plan
 from placewise.core.errors import StrategyError
 
 if TYPE_CHECKING:
+    from placewise.bounds import Bound
     from placewise.core.problem import Problem
     from placewise.placing import Request
     from placewise.search import Outcome, Progress
@@ -31,9 +33,14 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
     parser.add_argument(
-        "--budget", metavar="N", type=positive_argument, help="evaluations to spend (2400 if no --seconds is given)"
+        "--budget",
+        metavar="N",
+        type=positive_argument,
+        help="evaluations to spend (2400 if no --seconds is given; auto: none)",
     )
-    parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time to spend")
+    parser.add_argument(
+        "--seconds", metavar="S", type=seconds_argument, help="time to spend (auto: 10 if no --budget is given)"
+    )
     parser.add_argument("--order", choices=("priority", "program"), default="priority", help="launch order (priority)")
     parser.add_argument("--grouping", default="colocated", help="what is placed together (colocated); see docs/concepts.md")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a parameter of the strategy")
@@ -48,7 +55,12 @@ def add_place(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "place", _place, "search for the placement with the shortest step that fits")
     _add_search_options(parser)
-    parser.add_argument("--strategy", metavar="S", default=None, help="how to search; `placewise strategies` lists them")
+    parser.add_argument(
+        "--strategy", metavar="S", default=None, help="how to search (auto); `placewise strategies` lists them"
+    )
+    parser.add_argument(
+        "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most this: 0.05"
+    )
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of all randomness (0)")
     parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
     parser.add_argument("--quiet", action="store_true", help="show no progress")
@@ -75,23 +87,25 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 def _place(options: argparse.Namespace) -> None:
-    from placewise.placing import DEFAULT_STRATEGY, Request, budget_of
+    from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, find_bound
     from placewise.strategies import make
 
     check_writable(options.output)
-    budget, strategy = budget_of(options.budget, options.seconds), options.strategy or DEFAULT_STRATEGY
+    strategy = options.strategy or DEFAULT_STRATEGY
+    budget = budget_of(strategy, options.budget, options.seconds, options.target_gap)
     names = (options.model, options.cluster)
     request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names)
     make(strategy, dict(request.settings))  # wrong names are refused before any work
     problem = _problem(options)
-    print_plan(problem, request, _search(problem, request, options), options)
+    limit = find_bound(problem)
+    print_plan(problem, request, _search(problem, request, limit, options), limit, options)
 
 
-def _search(problem: "Problem", request: "Request", options: argparse.Namespace) -> "Outcome":
+def _search(problem: "Problem", request: "Request", limit: "Bound | None", options: argparse.Namespace) -> "Outcome":
     from placewise.evaluate import open_evaluator
     from placewise.placing import run
 
-    ticker = Ticker.of(request, options)
+    ticker = Ticker.of(request, limit, options)
     evaluators = open_evaluator(problem, request.order, workers=options.workers, ray=options.ray)
     try:
         with curves(getattr(options, "tensorboard", None)) as write, evaluators as evaluator:
@@ -100,7 +114,7 @@ def _search(problem: "Problem", request: "Request", options: argparse.Namespace)
                 ticker(progress)
                 write(progress)
 
-            return run(problem, request, evaluator, run_file=options.run_file, on_step=on_step)
+            return run(problem, request, evaluator, limit=limit, run_file=options.run_file, on_step=on_step)
     finally:
         ticker.clear()
 
@@ -117,7 +131,7 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from placewise.placing import Request, budget_of
+    from placewise.placing import Request, budget_of, find_bound
     from placewise.strategies import make, names_of
 
     names, settings = names_of(options.strategies), _settings(options.set)
@@ -127,27 +141,30 @@ def _compare(options: argparse.Namespace) -> None:
     for name in names:
         make(name, own[name])
     problem = _problem(options)
-    rows, budget = [], budget_of(options.budget, options.seconds)
+    limit, rows = find_bound(problem), []
     for name in names:
+        budget = budget_of(name, options.budget, options.seconds)
         requests = [
             Request(name, own[name], budget, seed, options.order, options.model, options.cluster)
             for seed in range(options.seeds)
         ]
-        outcomes, trouble = _searches(problem, requests, options)
+        outcomes, trouble = _searches(problem, requests, limit, options)
         rows.append(_row(name, outcomes, trouble))
         if outcomes and outcomes[-1].status == "stopped":
             break
-    _print_comparison(problem, rows, options)
+    _print_comparison(problem, rows, limit, options)
     if len(rows) < len(names):
         print(f"placewise: stopped; not begun: {', '.join(names[len(rows) :])}", file=sys.stderr)
 
 
-def _searches(problem: "Problem", requests: "list[Request]", options: argparse.Namespace) -> "tuple[list[Outcome], str]":
+def _searches(
+    problem: "Problem", requests: "list[Request]", limit: "Bound | None", options: argparse.Namespace
+) -> "tuple[list[Outcome], str]":
     """Returns what one strategy finds with each seed, up to one that is stopped; and why it can't be used, or ''."""
     outcomes: list[Outcome] = []
     for request in requests:
         try:
-            outcomes.append(_search(problem, request, options))
+            outcomes.append(_search(problem, request, limit, options))
         except StrategyError as rule:  # this strategy can't: the others go on
             return outcomes, str(rule)
         if outcomes[-1].status == "stopped":
@@ -170,17 +187,26 @@ def _row(name: str, outcomes: "list[Outcome]", trouble: str) -> dict[str, Any]:
     }
 
 
-def _print_comparison(problem: "Problem", rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+def _print_comparison(
+    problem: "Problem", rows: list[dict[str, Any]], limit: "Bound | None", options: argparse.Namespace
+) -> None:
+    from placewise.placing import gap_of
     from placewise.report.tables import bold, seconds, table
 
     lowest = min([row["best_seconds"] for row in rows if row["best_seconds"] is not None], default=None)
     for row in rows:
-        row["relative"] = None if row["best_seconds"] is None or not lowest else row["best_seconds"] / lowest
+        best = row["best_seconds"]
+        row["relative"] = None if best is None or not lowest else best / lowest
+        row["gap"] = None if best is None or limit is None else gap_of(best, limit.seconds)
     rows.sort(key=lambda row: (row["best_seconds"] is None, row["best_seconds"] or 0.0))
     if options.json:
-        print_json({"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds, "rows": rows})
+        head = {"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds}
+        print_json({**head, "bound_seconds": None if limit is None else limit.seconds, "rows": rows})
         return
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {options.seeds} seed(s)\n")
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {options.seeds} seed(s)")
+    if limit is not None:
+        print(f"no placement has a step below {seconds(limit.seconds)}")
+    print()
     cells = [
         (
             row["strategy"],
@@ -189,11 +215,12 @@ def _print_comparison(problem: "Problem", rows: list[dict[str, Any]], options: a
                 for key in ("best_seconds", "median_seconds", "worst_seconds")
             ),
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
+            "-" if row["gap"] is None else f"{row['gap']:.1%}",
             *(row["fits"], f"{row['evaluations']:,}", f"{row['search_seconds']:.1f}"),
         )
         for row in rows
     ]
-    print(table(("strategy", "best", "median", "worst", "to best", "fits", "evaluations", "search s"), cells))
+    print(table(("strategy", "best", "median", "worst", "to best", "gap", "fits", "evaluations", "search s"), cells))
     for row in rows:
         if row["problem"]:
             print(f"\n{row['problem']}")
