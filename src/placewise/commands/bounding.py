@@ -35,6 +35,7 @@ def _bound(options: argparse.Namespace) -> None:
     from placewise.capture.models import load_graph
     from placewise.core.cluster import Cluster
     from placewise.core.problem import Problem
+    from placewise.report.words import fastest_alone
 
     cluster = Cluster.load(options.cluster)
     problem = Problem.of(load_graph(options.model), cluster, options.grouping)
@@ -42,26 +43,11 @@ def _bound(options: argparse.Namespace) -> None:
     if options.check:
         for part in found.parts:
             check(problem, part.name, part.seconds, part.certificate)
-    single = _single(problem)
+    single = fastest_alone(problem)
     if options.json:
         print_json(_data(problem, found, single))
     else:
         _print(problem, found, single, options.check)
-
-
-def _single(problem: "Problem") -> tuple[str, float] | None:
-    """Returns the device on which everything can run that is fastest, with the step's time there, if one fits."""
-    import numpy as np
-
-    from placewise.simulate.simulator import Simulator
-
-    whole = np.flatnonzero(problem.allowed.all(axis=0))
-    if not len(whole):
-        return None
-    evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
-    seconds = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
-    best = int(seconds.argmin())
-    return (problem.cluster.device_names[whole[best]], float(seconds[best])) if np.isfinite(seconds[best]) else None
 
 
 def _data(problem: "Problem", found: "Bound", single: tuple[str, float] | None) -> dict[str, Any]:

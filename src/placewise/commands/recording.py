@@ -21,6 +21,7 @@ def print_plan(
 ) -> None:
     """Writes and prints the plan of an outcome."""
     from placewise.placing import make_plan, predict
+    from placewise.report.words import explain
 
     if outcome.status == "stopped" and outcome.placement is None:
         raise KeyboardInterrupt
@@ -31,7 +32,7 @@ def print_plan(
     if options.json:
         print_json(plan.to_json())
         return
-    print(plan)
+    print(plan, "", *explain(problem, schedule, limit), sep="\n")
     if outcome.status == "stopped":
         again = "the same command goes on" if options.run_file else "with --run-file it could go on"
         print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")

@@ -56,17 +56,12 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
 
 
 def _print_schedule(schedule: Any) -> None:
+    from placewise.placing import find_bound
     from placewise.report.tables import bold, nbytes, seconds, table
+    from placewise.report.words import explain
 
     problem, step = schedule.problem, schedule.step_seconds
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step")
-    shares = dict.fromkeys(("op", "copy", "host"), 0.0)
-    for link in schedule.critical_path:
-        shares[link.kind] += link.end - link.start
-    words = f"ops {seconds(shares['op'])}, copies {seconds(shares['copy'])}, launching {seconds(shares['host'])}"
-    print(f"critical path: {words}")
-    moved = int(problem.graph.tensors.nbytes[schedule.copy_tensors].sum())
-    print(f"{len(schedule.copy_tensors):,} copies, {nbytes(moved)}\n")
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step\n")
     ops = [int((schedule.devices == device).sum()) for device in range(problem.num_devices)]
     rows = [
         (
@@ -82,3 +77,4 @@ def _print_schedule(schedule: Any) -> None:
         for i, device in enumerate(problem.cluster.devices)
     ]
     print(table(("device", "ops", "busy", "of step", "sending", "peak memory", "of", ""), rows))
+    print("", *explain(problem, schedule, find_bound(problem)), sep="\n")

@@ -1,0 +1,250 @@
+"""A schedule in words: what runs where, what holds it back, and what the bound leaves to gain."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from placewise.core.arrays import Floats
+from placewise.core.grouping import module_path
+from placewise.core.problem import Problem
+from placewise.report.tables import nbytes, seconds
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.simulator import Simulator
+
+if TYPE_CHECKING:
+    from placewise.bounds import Bound
+
+MOSTLY = 0.9  # the share of its time from which on a module is said to be on one device
+SMALL = 0.02  # the share of all time below which nothing is told by itself
+CLAUSES, NAMES = 6, 3  # the most that are listed
+NEARLY_FULL = 0.9
+NEAR_THE_BOUND = 1.25  # one device that is no slower is worth naming
+_NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
+REASONS = {
+    "host": "launching the ops",
+    "path": "the longest chain of ops",
+    "work": "the work that the devices share",
+    "window": "the work that must come early or late, which the devices share,",
+    "segments": "the longest chain of ops, with what lies beside it,",
+}
+
+
+def explain(problem: Problem, schedule: Schedule, limit: "Bound | None") -> tuple[str, ...]:
+    """Returns two or three lines: what the placement does by module, what holds it back, what no placement can gain."""
+    if not schedule.step_seconds:
+        return ("nothing takes time",)
+    left = [] if limit is None else [_left(problem, schedule.step_seconds, limit)]
+    lines = (_where(schedule), _why(schedule), *left)
+    return tuple(" ".join(line.split()) for line in lines)  # whatever names hold, a line is a line
+
+
+def fastest_alone(problem: Problem) -> tuple[str, float] | None:
+    """Returns the device that is fastest with everything on it, and the step's time there; None where none fits."""
+    whole = np.flatnonzero(problem.allowed.all(axis=0))
+    if not len(whole):
+        return None
+    evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
+    times = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
+    best = int(times.argmin())
+    return (problem.cluster.device_names[whole[best]], float(times[best])) if np.isfinite(times[best]) else None
+
+
+# --- what runs where ---
+
+
+@dataclass
+class _Part:
+    """A module with what is inside it, or a micro-batch."""
+
+    name: str
+    seconds: Floats  # [devices], of all its ops
+    inside: "dict[str, _Part]" = field(default_factory=dict)  # in program order; what is its own beside them has no name
+
+    @property
+    def is_on_one(self) -> bool:
+        return float(self.seconds.max()) >= MOSTLY * self.total
+
+    @property
+    def total(self) -> float:
+        return float(self.seconds.sum())
+
+    @property
+    def told(self) -> float:
+        """How many of its seconds are in parts that are on one device."""
+        return self.total if self.is_on_one else sum(part.told for part in self.inside.values())
+
+
+def _where(schedule: Schedule) -> str:
+    names = schedule.problem.cluster.device_names
+    tree = _tree(schedule, _module_labels(schedule))
+    if tree.told < tree.total / 2:
+        batches = _tree(schedule, _micro_batch_labels(schedule))
+        tree = batches if batches.told >= tree.total / 2 else tree
+    used = np.flatnonzero(np.bincount(schedule.devices, minlength=len(names))).tolist()
+    if len(used) == 1:
+        clauses = [f"everything on {names[used[0]]}"]
+    elif tree.is_on_one:
+        first = int(tree.seconds.argmax())
+        share = f"{tree.seconds[first] / tree.total:.0%} of the time"
+        clauses = [
+            f"nearly everything on {names[first]} ({share}), the rest on {_and(names[d] for d in used if d != first)}"
+        ]
+    else:
+        clauses = _clauses(tree, names)
+    moved = int(schedule.problem.graph.tensors.nbytes[schedule.copy_tensors].sum())
+    count = len(schedule.copy_tensors)
+    copies = f"{count:,} {'copy' if count == 1 else 'copies'}, {nbytes(moved)}" if count else "no copies"
+    return "; ".join([*clauses, copies])
+
+
+def _module_labels(schedule: Schedule) -> list[tuple[str, ...]]:
+    """Returns the way to each op's module through the tree of modules."""
+    graph = schedule.problem.graph
+    paths = (module_path(graph, op) for op in range(len(graph.ops)))
+    return [tuple(path.split(".")) if path else () for path in paths]
+
+
+def _micro_batch_labels(schedule: Schedule) -> list[tuple[str, ...]]:
+    numbers = schedule.problem.graph.ops.micro_batches.tolist()
+    return [(f"micro-batch {number}",) if number >= 0 else ("what all micro-batches share",) for number in numbers]
+
+
+def _tree(schedule: Schedule, labels: list[tuple[str, ...]]) -> _Part:
+    """Returns the part that holds all ops, each at the end of the way that its label names."""
+    num_devices = schedule.problem.num_devices
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    cells = np.array([number[label] for label in labels]) * num_devices + schedule.devices
+    times = schedule.problem.op_seconds[np.arange(len(labels)), schedule.devices]
+    times = times if times.any() else np.ones(len(labels))  # where only copies and launches take time, ops count
+    sums = np.bincount(cells, times, len(number) * num_devices).reshape(-1, num_devices)  # [labels, devices]
+    root = _Part("", np.zeros(num_devices))
+    for label, i in number.items():
+        part = root
+        for depth, word in enumerate((*label, "")):
+            part.seconds += sums[i]
+            name = ".".join(label[: depth + 1]) if word else f"{part.name} itself" if part.name else "ops in no module"
+            part = part.inside.setdefault(word, _Part(name, np.zeros(num_devices)))
+        part.seconds += sums[i]
+    return root
+
+
+def _clauses(tree: _Part, names: Sequence[str]) -> list[str]:
+    """Returns what is on one device, by device, and what is split, longest first; the rest together."""
+    parts = [part for inside in tree.inside.values() for part in _parts(inside)]
+    by_device: dict[int, list[_Part]] = {}
+    told: list[tuple[Floats, str]] = []
+    for part in parts:
+        if part.is_on_one:
+            by_device.setdefault(int(part.seconds.argmax()), []).append(part)
+        else:
+            told.append((part.seconds, f"{part.name} split over {_split(part.seconds, names)}"))
+    for device, there in by_device.items():
+        sums = np.sum([part.seconds for part in there], axis=0)
+        mostly = "" if sums[device] >= 0.995 * sums.sum() else "mostly "
+        told.append((sums, f"{_listed(there)} {mostly}on {names[device]}"))
+    told.sort(key=lambda clause: -round(clause[0].sum() / tree.total, 3))
+    count = min(CLAUSES, sum(sums.sum() >= SMALL * tree.total for sums, _ in told))
+    clauses = [text for _, text in told[:count]]
+    rest = np.sum([sums for sums, _ in told[count:]], axis=0)
+    if rest.sum() >= 0.005 * tree.total:
+        clauses.append(f"the rest ({rest.sum() / tree.total:.0%} of the time) on {_and(_above(rest, names))}")
+    return clauses
+
+
+def _parts(part: _Part) -> list[_Part]:
+    """Returns the highest parts that are on one device; a part whose inside is mostly mixed too stays whole."""
+    if not part.total:
+        return []
+    if part.is_on_one or part.told < part.total / 2:
+        return [part]
+    return [inner for inside in part.inside.values() for inner in _parts(inside)]
+
+
+def _split(times: Floats, names: Sequence[str]) -> str:
+    shares = [f"{share:.0%}".rstrip("%") for share in (times / times.sum()).tolist() if share >= 0.005]
+    devices = _above(times, names)
+    return f"{_and(devices) if len(devices) <= 4 else f'{len(devices)} devices'} ({'/'.join(shares)} by time)"
+
+
+def _above(times: Floats, names: Sequence[str]) -> list[str]:
+    """Returns the devices with a share that shows when it is rounded."""
+    return [name for name, share in zip(names, (times / times.sum()).tolist(), strict=True) if share >= 0.005]
+
+
+def _listed(parts: list[_Part]) -> str:
+    """Returns the parts' names, longest first; numbers that follow each other are one: 'blocks.0 to blocks.5'."""
+    runs: list[list[_Part]] = []
+    for part in parts:
+        if runs and _follows(runs[-1][-1].name, part.name):
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    whole = sum(part.total for part in parts)
+    runs.sort(key=lambda run: -round(sum(part.total for part in run) / whole, 3))  # about equal ones in program order
+    names = [run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}" for run in runs]
+    return _and(names if len(names) <= NAMES else [*names[: NAMES - 1], f"{len(names) - NAMES + 1} more"])
+
+
+def _follows(name: str, other: str) -> bool:
+    """Returns whether the other name is the same with the next number."""
+    a, b = _NUMBERED.fullmatch(name), _NUMBERED.fullmatch(other)
+    return a is not None and b is not None and a[1] == b[1] and int(b[2]) == int(a[2]) + 1
+
+
+def _and(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+# --- what holds it back ---
+
+
+def _why(schedule: Schedule) -> str:
+    """Returns the critical path's parts, the busiest device and channel, and where memory is short."""
+    step, cluster = schedule.step_seconds, schedule.problem.cluster
+    shares = dict.fromkeys(("op", "copy", "host"), 0.0)
+    for link in schedule.critical_path:
+        shares[link.kind] += (link.end - link.start) / step
+    words = {"op": "ops", "copy": "copies", "host": "launching"}
+    path = ", ".join(f"{share:.0%} {words[kind]}" for kind, share in shares.items() if share >= 0.005)
+    busiest = int(schedule.busy_seconds.argmax())
+    busy = f"{cluster.device_names[busiest]} is busy {schedule.busy_seconds[busiest] / step:.0%} of the step"
+    if len(schedule.copy_tensors):
+        t = schedule.timeline
+        times = np.bincount(cluster.channels[t.copy_source, t.copy_target], t.copy_end - t.copy_start)  # [channels]
+        busy += f", channel {cluster.channel_names[int(times.argmax())]} {times.max() / step:.0%}"
+    parts = [f"critical path: {path}", busy]
+    for device, peak in zip(cluster.devices, schedule.peak_bytes.tolist(), strict=True):
+        if peak > device.memory_bytes:
+            parts.append(f"{device.name} lacks {nbytes(peak - device.memory_bytes)} of memory")
+        elif peak >= NEARLY_FULL * device.memory_bytes > 0:
+            parts.append(f"{device.name} has {1 - peak / device.memory_bytes:.0%} of its memory left")
+    return "; ".join(parts)
+
+
+# --- what is left to gain ---
+
+
+def _left(problem: Problem, step_seconds: float, limit: "Bound") -> str:
+    if limit.seconds <= 0:
+        return "there is no bound that says more than nothing"
+    gap = _at_most(step_seconds / limit.seconds - 1)
+    faster = f"no placement can be more than {gap} faster" if gap else "no placement is faster"
+    text = f"{faster}: {REASONS[limit.name]} takes at least {seconds(limit.seconds)}"
+    single = fastest_alone(problem)
+    if single is None or single[1] > limit.seconds * NEAR_THE_BOUND:
+        return text
+    name, alone = single
+    saving = _at_most(1 - limit.seconds / alone)
+    more = f"more devices can save at most {saving}" if saving else "more devices can't help"
+    return f"{text}; {name} alone takes {seconds(alone)}: {more}"
+
+
+def _at_most(share: float) -> str:
+    """Returns a share rounded up to a tenth of a percent, '' for one that only rounding makes."""
+    tenths = math.ceil(share * 1000 - 1e-5)
+    return f"{tenths / 10:.1f}%" if tenths > 0 else ""
