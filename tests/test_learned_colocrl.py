@@ -14,8 +14,8 @@ from placewise.core.contracts import Evaluation
 from placewise.core.problem import Problem
 from placewise.search import Budget, search
 from placewise.simulate.simulator import Simulator
+from placewise.strategies.blocks import Blocks
 from placewise.strategies.learned import training
-from placewise.strategies.learned.blocks import Blocks
 from placewise.strategies.learned.colocrl import ColocRL, Controllers, read_blocks
 from placewise.strategies.learned.maths import initial_probabilities
 

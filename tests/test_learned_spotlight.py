@@ -18,7 +18,7 @@ from placewise.core.arrays import Floats
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
-from placewise.strategies.learned.blocks import Blocks
+from placewise.strategies.blocks import Blocks
 from placewise.strategies.learned.environment import Placing
 from placewise.strategies.learned.maths import initial_probabilities
 from placewise.strategies.learned.spotlight import Spotlight, Stages, Trials, ascend, proximal_objective

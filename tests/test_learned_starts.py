@@ -18,7 +18,7 @@ from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
-from placewise.strategies.learned.blocks import Blocks
+from placewise.strategies.blocks import Blocks
 from placewise.strategies.starts import begin
 
 

@@ -1,54 +1,51 @@
-"""The default strategy: a portfolio of starts, then annealed walks over placement and launch order in the simulator."""
+"""The default strategy: a portfolio of starts, a coarse population, then annealed walks, all in the simulator.
+
+With an evaluator that measures, the simulator is a model of it, which is corrected by what was measured.
+"""
 
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import count, islice
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints
-from placewise.core.contracts import Proposal, Search
-from placewise.core.errors import StrategyError
-from placewise.core.graph import PHASES
-from placewise.core.grouping import group_ops
+from placewise.core.arrays import Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
-from placewise.core.sets import merge_sets, numbered
 from placewise.simulate.simulator import Simulator
-from placewise.simulate.tables import Small
-from placewise.strategies.auto_moves import Moves, build_moves
-from placewise.strategies.auto_walk import Pace, Walker, new_walker, walk
+from placewise.strategies.auto_crew import Crew, Stand, best_of, settled
+from placewise.strategies.auto_model import Measured, corrected, most_different
+from placewise.strategies.auto_starts import evolve, portfolio
+from placewise.strategies.auto_walk import Pace
 
-PORTFOLIO = (
-    "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
-)  # fmt: skip
-BLOCKS = ("module", "module-by-micro-batch", "coarse:30", "coarse:100", "coarse:400", "coarse:1600")
-COARSE = np.array([0, 1, 1, 1, 8, 2, 2])  # weights of the kinds of moves
-FINE = np.array([1, 4, 4, 1, 4, 3, 3])
-
-
-class Stand(NamedTuple):
-    """Where a chain is: a placement, its launch order, and what they cost."""
-
-    cost: float  # seconds, and more where it does not fit
-    placement: Ints  # [groups]
-    order: Small  # [ops]
+COARSE = np.array([0, 1, 1, 1, 8, 2, 2])  # how often each kind of move is drawn, in every other cycle
+FINE = np.array([1, 4, 4, 1, 4, 3, 3])  # in the cycles between
+EXACT = 1e-9  # how close to the simulator an evaluator is that simulates
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Walks from the best starts of a portfolio, in the simulator."""
+    """Walks over placements and launch orders from good starts; deterministic for a seed and a number of evaluations.
 
-    chains: int = 4
-    effort: int = 4_000_000  # ops that the trials of a chain may pass between two proposals
+    Every proposal is what the chains have found after some more trials in the simulator, which are not counted as
+    evaluations: a budget in seconds says more here than one in evaluations.
+    """
+
+    chains: int = 4  # walks side by side, on as many cores as there are
+    effort: int = 4_000_000  # ops that the trials of a chain pass between two proposals
+    blocks: int = 30  # of the coarse population
+    coarse: int = 12_000_000  # ops that judging the coarse population passes
     cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
     hot: float = 1e-3  # the first temperature over the step's seconds
     cold: float = 1e-5  # the last one
     focus: float = 0.8  # the share of moves that are drawn where there is little slack
+    rounds: int = 40  # between two batches of measurements, where the evaluator measures
+    batch: int = 3  # placements to measure at a time
 
     def __post_init__(self) -> None:
-        for name in ("chains", "effort", "cycle"):
+        for name in ("chains", "effort", "blocks", "coarse", "cycle", "rounds", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
         for name in ("hot", "cold"):
@@ -58,123 +55,77 @@ class Auto:
             raise ValueError(f"focus must be from 0 to 1, it is {self.focus}")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the portfolio, then the best of every chain, round by round, without end."""
-        model = Simulator(problem, threads=1)
-        stands = yield from _begin(problem, model, self.chains, rng)
+        """Yields the best start, then what the chains find, round by round, without end; once where there is no op."""
+        model = Simulator(problem)
+        starts = portfolio(model, rng)
+        evaluation = yield propose(starts[:1], {"stage": "start"})
         if not problem.num_ops:
             return
+        if _agrees(starts[0], evaluation):
+            for stands, notes in self._walks(model, starts, rng):
+                yield propose(stands, notes)
+        else:
+            yield from self._measure(problem, starts, evaluation, rng)
+
+    def _walks(
+        self, model: Simulator, starts: list[Stand], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
+        """Yields what is found after each round, with notes on it; without end."""
+        for best in evolve(model, starts, f"coarse:{self.blocks}", self.coarse, rng):
+            starts = [best, *starts]
+            yield [best], {"stage": "coarse"}
+        starts = settled(starts)
+        half = (self.chains + 1) // 2  # from the best start, the others from the next ones
+        stands = [starts[max(chain - half + 1, 0) % len(starts)] for chain in range(self.chains)]
         crew = Crew(model, self.chains, rng)
-        length, cycle = self.cycle, 0
+        num_ops, length = model.problem.num_ops, self.cycle
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            while True:
-                for round_number in range(length):
-                    heat = self.hot * (self.cold / self.hot) ** (round_number / max(length - 1, 1))
+            for cycle in count():
+                for turn in range(length):
+                    heat = self.hot * (self.cold / self.hot) ** (turn / max(length - 1, 1))
                     pace = Pace(
-                        max(self.effort // problem.num_ops, 1),
-                        crew.trials,
-                        heat,
-                        heat,
-                        COARSE if cycle % 2 == 0 else FINE,
-                        max(problem.num_ops // 4, 2),
-                        self.focus,
-                        crew.checks_memory,
+                        trials=max(self.effort // num_ops, 1),
+                        first=crew.trials,
+                        hot=heat,
+                        cold=heat,
+                        weights=FINE if cycle % 2 else COARSE,
+                        longest=max(num_ops // 4, min(num_ops, 64)),
+                        focus=self.focus,
+                        checks_memory=False,
                     )
-                    found = list(pool.map(crew.round, range(self.chains), stands, [pace] * self.chains))
-                    crew.trials += pace.trials
-                    stands = [f if f.cost <= s.cost else s for f, s in zip(found, stands)] if GREEDY else found
-                    evaluation = yield Proposal(
-                        np.stack([stand.placement for stand in found]),
-                        np.stack([stand.order for stand in found]),
-                        {"cycle": cycle, "heat": heat},
-                    )
-                best = min(stands, key=lambda stand: stand.cost)
+                    stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
+                    crew.trials += 2 * pace.trials
+                    yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
+                best = best_of(stands)
                 stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
-                cycle += 1
                 length += length // 2
 
-
-GREEDY = True
-ALWAYS = False
-
-
-class Crew:
-    """The walkers of all chains."""
-
-    def __init__(self, model: Simulator, chains: int, rng: np.random.Generator) -> None:
-        problem = model.problem
-        self.model, self.trials, self.checks_memory = model, 0, False
-        self.moves = build_moves(problem, _partitions(problem))
-        self.early = -_tails(problem)
-        self.walkers = [new_walker(model.tables, problem.num_groups) for _ in range(chains)]
-        for walker in self.walkers:
-            walker.random[0] = rng.integers(1, 2**63)
-
-    def round(self, chain: int, stand: Stand, pace: Pace) -> Stand:
-        """Returns where a chain is after a walk."""
-        walker = self.walkers[chain]
-        walker.work.devices[:] = stand.placement
-        walker.order[:] = stand.order
-        pace = pace._replace(hot=pace.hot * stand.cost, cold=pace.cold * stand.cost)
-        walk(self.model.tables, self.moves, self.early, walker, pace)
-        placement = walker.best.astype(np.int64)[None]
-        own = self.model.measure(placement, walker.best_order[None], keep_orders=True)
-        priority = self.model.measure(placement, keep_orders=True)
-        costs = [float(self.model.evaluation(m.step_seconds, m.peak_bytes).cost[0]) for m in (own, priority)]
-        which = int(costs[1] < costs[0] or ALWAYS)
-        return Stand(costs[which], placement[0], np.array((own, priority)[which].orders[0]))
+    def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:
+        """Yields a few promising and different placements, corrects the model by their times, searches there, and again."""
+        measured = [Measured(starts[0].placement, starts[0].order, float(evaluation.step_seconds[0]))]
+        while True:
+            model = Simulator(corrected(problem, measured))
+            again = [Stand.of(model, m.placement, m.order) for m in measured]
+            candidates = settled([*again, *portfolio(model, rng)])
+            for stands, _ in islice(self._walks(model, candidates, rng), self.rounds):
+                candidates = settled([*stands, *candidates])
+            chosen = most_different(candidates, [m.placement for m in measured], self.batch)
+            if not chosen:
+                return
+            evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
+            measured += [
+                Measured(stand.placement, stand.order, seconds)
+                for stand, seconds in zip(chosen, evaluation.step_seconds.tolist(), strict=True)
+                if np.isfinite(seconds)
+            ]
 
 
-def _begin(problem: Problem, model: Simulator, chains: int, rng: np.random.Generator):
-    """Yields the portfolio's placements; returns the best and most different stands."""
-    from placewise.strategies import make
-
-    stands = []
-    for name in PORTFOLIO:
-        proposals, evaluation = make(name).search(problem, rng), None
-        try:
-            while True:
-                proposal = proposals.send(evaluation)
-                evaluation = yield proposal
-                for row, cost in enumerate(evaluation.cost.tolist()):
-                    order = None if proposal.orders is None else proposal.orders[row % len(proposal.orders)]
-                    stands.append((cost, proposal.placements[row], order))
-        except StopIteration:
-            pass
-        except StrategyError:
-            pass
-    stands.sort(key=lambda s: s[0])
-    chosen = []
-    for cost, placement, order in stands:
-        if all((placement != other.placement).any() for other in chosen):
-            chosen.append(Stand(cost, placement, model.order_of(placement) if order is None else order.astype(np.int32)))
-        if len(chosen) == chains:
-            break
-    return [chosen[i % len(chosen)] for i in range(chains)]
+def propose(stands: list[Stand], notes: dict[str, object]) -> Proposal:
+    """Returns the stands as a proposal."""
+    orders: Ints = np.stack([stand.order for stand in stands]).astype(np.int64)
+    return Proposal(np.stack([stand.placement for stand in stands]), orders, notes)
 
 
-def _partitions(problem: Problem) -> list[Ints]:
-    """Returns sets of groups that move together."""
-    phases = np.zeros(problem.num_groups, np.int64)
-    phases[problem.op_groups[::-1]] = problem.graph.ops.phases[::-1]  # of each group's first op
-    partitions = []
-    for name in BLOCKS:
-        merged = group_ops(problem.graph, name)
-        of_group = np.zeros(problem.num_groups, np.int64)
-        of_group[problem.merged] = merged
-        partitions.append(numbered(of_group))
-        if name.startswith("module"):
-            partitions.append(numbered(of_group * len(PHASES) + phases))
-    return partitions
-
-
-def _tails(problem: Problem) -> Floats:
-    """Returns the least time from each op's end to the end of any step: [ops]."""
-    writers, readers, _ = problem.graph.edges
-    after = problem.graph.ops.after
-    source, target = np.concatenate([writers, after.values]), np.concatenate([readers, after.rows])
-    order = np.argsort(-target, kind="stable")
-    tails, fastest = np.zeros(problem.num_ops), problem.fastest_seconds.tolist()
-    values = tails.tolist()
-    for n, m in zip(source[order].tolist(), target[order].tolist(), strict=True):
-        values[n] = max(values[n], values[m] + fastest[m])
-    return np.array(values)
+def _agrees(stand: Stand, evaluation: Evaluation) -> bool:
+    """Returns whether the evaluator says what the simulator says."""
+    return abs(float(evaluation.step_seconds[0]) - stand.seconds) <= EXACT * max(stand.seconds, EXACT)

@@ -5,7 +5,7 @@ one device; a stretch of the launch order on one device; a block, i.e. a set of 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,8 +116,8 @@ def new_undone(num_ops: int) -> Undone:
 
 
 @borrowing
-def below(random: Randomness, limit: int) -> int:
-    """Returns a whole number from 0 to limit - 1, drawn evenly."""
+def below(random: Randomness, limit: int) -> Any:
+    """Returns a whole number from 0 to limit - 1, drawn evenly (xorshift64*, Vigna 2016)."""
     x = random[0]
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -129,7 +129,7 @@ def below(random: Randomness, limit: int) -> int:
 @borrowing
 def unit(random: Randomness) -> float:
     """Returns a number above 0 and at most 1, drawn evenly."""
-    return (below(random, 1 << 30) + 1) / (1 << 30)
+    return float(below(random, 1 << 30) + 1) / (1 << 30)
 
 
 @borrowing
@@ -227,7 +227,7 @@ def draw(
     group = op_groups[order[draw_op(order, random, latest, ends, focus)]]
     first, size = moves.choice_ends[group], moves.choice_ends[group + 1] - moves.choice_ends[group]
     target = moves.choices[first + below(random, size)]
-    if kind == NEIGHBOUR or kind == CHAIN:
+    if kind in (NEIGHBOUR, CHAIN):
         for _ in range(8):  # a neighbour that is elsewhere
             begin, end = moves.neighbour_ends[group], moves.neighbour_ends[group + 1]
             if begin < end:
@@ -249,7 +249,7 @@ def draw(
         for i in range(begin, end):
             count = _pick(moves, devices, picked, stamp, count, moves.blocks[i], only, target)
     elif kind == STRETCH:
-        length = int(2.0 * (longest / 2.0) ** unit(random))
+        length = int(longest ** unit(random))
         begin = draw_op(order, random, latest, ends, focus)
         only = devices[op_groups[order[begin]]]
         for position in range(begin, min(begin + length, len(order))):

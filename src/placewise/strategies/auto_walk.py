@@ -100,9 +100,16 @@ def new_walker(tables: Tables, num_groups: int) -> Walker:
     """Returns a walker that stands nowhere yet."""
     num_ops, places = len(tables.op_groups), len(tables.copy_bytes) * tables.num_devices
     trail = Trail(
-        np.zeros(num_ops), np.full(places, UNLAUNCHED, np.int32), np.zeros(places), np.zeros(places, np.int32),
-        np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(num_ops), np.zeros(places), np.zeros(tables.num_devices + tables.num_channels),
-    )  # fmt: skip
+        ends=np.zeros(num_ops),
+        launch_at=np.full(places, UNLAUNCHED, np.int32),
+        arrivals=np.zeros(places),
+        launched=np.zeros(places, np.int32),
+        num_launched=np.zeros(1, np.int64),
+        restored=np.zeros(1, np.int64),
+        latest=np.zeros(num_ops),
+        copy_latest=np.zeros(places),
+        next_free=np.zeros(tables.num_devices + tables.num_channels),
+    )
     return Walker(
         order=np.zeros(num_ops, np.int32),
         positions=np.zeros(num_ops, np.int32),
@@ -219,9 +226,9 @@ def _move(moves: Moves, op_groups: Small, walker: Walker, pace: Pace, kind: int,
     """
     order, positions, devices, picked = walker.order, walker.positions, walker.work.devices, walker.picked
     latest, ends, random, num_ops = walker.trail.latest, walker.trail.ends, walker.random, len(walker.order)
-    if kind == HASTEN or kind == DELAY:
+    if kind in (HASTEN, DELAY):
         at = draw_op(order, random, latest, ends, pace.focus if kind == HASTEN else 0.0)
-        length = int(2.0 * (pace.longest / 2.0) ** unit(random))
+        length = int(pace.longest ** unit(random))
         first, last = (max(at - length, 0), at) if kind == HASTEN else (at, min(at + length, num_ops - 1))
         is_new = reorder(moves, order, positions, first, last, kind == HASTEN, walker.undone, number)
         return 0, first if is_new else num_ops, last
@@ -244,7 +251,7 @@ def _undo(walker: Walker, size: int) -> None:
 
 @borrowing
 def _excuse(moves: Moves, walker: Walker, size: int, first: int, last: int, seconds: float) -> None:
-    """Gives the ops that a move moves, and those of a window that was reordered, more time; their latest ends are of another queue."""
+    """Gives the ops of a move, or of a window that was reordered, more time: their latest ends are of another queue."""
     latest = walker.trail.latest
     for entry in range(size):
         group = walker.picked.groups[entry]

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints
+from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.single import settle
@@ -131,7 +131,10 @@ class Genetic:
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the first population, then generations of children without end."""
         choices = Choices.of(problem)
-        parents = choices.start(problem, self.start, rng, self.population)  # [population, groups]
+        yield from self.evolve(choices, choices.start(problem, self.start, rng, self.population), rng)
+
+    def evolve(self, choices: "Choices", parents: Ints, rng: np.random.Generator) -> Search:
+        """Yields a given first population [at least 1, groups], then generations of children without end."""
         cost = (yield Proposal(parents)).cost
         while len(choices.movable):
             children = self._cross(parents, _tournament(cost, 2 * self.population, rng), rng)
@@ -165,8 +168,13 @@ class Choices(NamedTuple):
     @classmethod
     def of(cls, problem: Problem) -> "Choices":
         """Returns the choices that a problem leaves."""
-        devices = np.argsort(~problem.allowed, axis=1, kind="stable")
-        counts = problem.allowed.sum(axis=1)
+        return cls.among(problem.allowed)
+
+    @classmethod
+    def among(cls, allowed: Bools) -> "Choices":
+        """Returns the choices where each group can run on the allowed devices: [groups, devices]."""
+        devices = np.argsort(~allowed, axis=1, kind="stable")
+        counts = allowed.sum(axis=1)
         return cls(counts, devices, np.argsort(devices, axis=1, kind="stable"), np.flatnonzero(counts > 1))
 
     def draw(self, rng: np.random.Generator, batch: int) -> Ints:

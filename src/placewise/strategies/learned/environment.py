@@ -12,7 +12,7 @@ from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluator
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
-from placewise.strategies.learned.blocks import Blocks
+from placewise.strategies.blocks import Blocks
 
 
 class Placing(gymnasium.Env[Ints, np.int64]):

@@ -12,8 +12,8 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
+from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.learned import maths
-from placewise.strategies.learned.blocks import Blocks, check_grouping
 from placewise.strategies.learned.maths import Advantage
 from placewise.strategies.starts import begin, check_start
 

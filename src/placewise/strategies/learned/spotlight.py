@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
+from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.learned import training
-from placewise.strategies.learned.blocks import Blocks, check_grouping
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
 from placewise.strategies.learned.networks import Policy, Seq2Seq
 from placewise.strategies.learned.training import check
