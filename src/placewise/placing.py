@@ -85,13 +85,13 @@ def place(
     return make_plan(problem, request, outcome, predict(problem, request, outcome), limit)
 
 
-def find_bound(problem: Problem) -> "Bound | None":
+def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":
     """Returns what no placement of the graph's own groups beats, whatever a search keeps together; None if that fails."""
     from placewise.bounds import bound
 
     whole = problem if problem.grouping == COLOCATED else Problem.of(problem.graph, problem.cluster)
     try:
-        return bound(whole)
+        return bound(whole, seconds=seconds)
     except Exception as trouble:  # a search is worth having without it
         warnings.warn(f"there is no bound for this step: {type(trouble).__name__}: {trouble}", stacklevel=2)
         return None

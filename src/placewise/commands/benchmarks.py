@@ -1,9 +1,12 @@
 """Measuring placewise itself."""
 
 import argparse
+import sys
 from typing import Any
 
-from placewise.commands.common import command, print_json
+from placewise.commands.common import check_writable, command, positive_argument, print_json, seconds_argument
+from placewise.core.errors import InputError
+from placewise.report.tables import seconds, table
 
 BENCHMARKS = {
     "capture": "microseconds per op for the models of the zoo",
@@ -12,6 +15,7 @@ BENCHMARKS = {
     "scale": "how the simulator's time grows from 1,000 to 1,000,000 ops",
     "orders": "what the priority order gains over the program order",
     "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
+    "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
 }
 
 
@@ -21,18 +25,60 @@ def add_bench(commands: Any) -> None:
     kinds = "; ".join(f"{name}: {text}" for name, text in BENCHMARKS.items())
     parser.add_argument("what", choices=tuple(BENCHMARKS), help=kinds)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="only these models")
+    rows = parser.add_argument_group("rows")
+    rows.add_argument("--rows", choices=("post", "hdp", "today", "all"), default="all", help="which table (all)")
+    rows.add_argument("--quick", action="store_true", help="100 evaluations, 1 second")
+    rows.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto (10)")
+    rows.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations for all others (2400)")
+    rows.add_argument("--bound-seconds", metavar="S", type=seconds_argument, help="effort for the bound (the quick ones)")
+    rows.add_argument("--strategies", metavar="A,B", help="names or families (all but exact and the neural ones)")
+    rows.add_argument("-o", "--output", metavar="ROWS.JSON", help="keep each result as it comes; go on where the file ends")
+    rows.add_argument("--markdown", action="store_true", help="print tables for a page")
 
 
 def _bench(options: argparse.Namespace) -> None:
     from placewise import bench, bench_learning
-    from placewise.report.tables import table
 
+    if options.what == "rows":
+        _bench_rows(options)
+        return
     module = bench_learning if options.what == "learning" else bench
     rows = getattr(module, f"bench_{options.what}")(tuple(options.models))
     if options.json:
         print_json({options.what: rows})
     else:
         print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+
+
+def _bench_rows(options: argparse.Namespace) -> None:
+    from placewise.bench_rows import QUICK, ROWS, TABLES, Effort, bench_rows, markdown, summary
+    from placewise.strategies import names_of
+
+    check_writable(options.output)
+    usual = QUICK if options.quick else Effort()
+    effort = Effort(options.budget or usual.evaluations, options.seconds or usual.seconds, options.bound_seconds)
+    rows = tuple(
+        row for row in ROWS if options.rows in (row.table, "all") and (not options.models or row.model in options.models)
+    )
+    if not rows:
+        raise InputError(f"no row has one of these models; the models are {', '.join(dict.fromkeys(r.model for r in ROWS))}")
+    names = names_of(options.strategies) if options.strategies else ()
+    results = bench_rows(rows, effort, names, options.output, _show)
+    if options.json:
+        print_json({"rows": results})
+    elif options.markdown:
+        print(*markdown(results), sep="\n")
+    else:
+        for name in TABLES:
+            if here := [result for result in results if result["table"] == name]:
+                print(name, table(*summary(here)), "", sep="\n")
+
+
+def _show(row: Any, name: str, found: dict[str, Any]) -> None:
+    """Shows a search that is done, on a terminal."""
+    if sys.stderr.isatty():
+        step = found["problem"] or seconds(found["step_seconds"])
+        print(f"{row.name}: {name} {step}, {found['search_seconds']:.1f} s", file=sys.stderr)
 
 
 def _cell(value: Any) -> str:
