@@ -148,7 +148,7 @@ def _search(row: Row, problem: Problem, name: str, effort: Effort) -> Result:
 
 
 def pipelined_seconds(problem: Problem) -> float | None:
-    """Returns the step of a perfect pipeline over all GPUs, memory and copies left out; None without micro-batches.
+    """Returns the step of a perfect pipeline over all GPUs, without copies, memory or host; None without micro-batches.
 
     GPipe (Huang et al. 2019): with M micro-batches on S equal devices a step takes T (M + S - 1) / (M S), T being its time
     on one of them. Where they differ, the sum of their speeds 1 / T[d] stands for S / T.
