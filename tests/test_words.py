@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import graph_data, op, tensor
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, steps
 
@@ -160,6 +160,7 @@ def test_an_empty_step_takes_no_time() -> None:
 
 
 @given(steps(), st.booleans())
+@settings(max_examples=40)
 def test_whatever_is_placed_there_are_words_for_it(drawn: tuple[Step, np.random.Generator], is_ordered: bool) -> None:
     step, rng = drawn
     problem = step.problem
