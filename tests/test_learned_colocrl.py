@@ -1,5 +1,6 @@
 """ColocRL: what it reads, how its controllers share a network, and what it finds."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,13 @@ from placewise.strategies.blocks import Blocks
 from placewise.strategies.learned import training
 from placewise.strategies.learned.colocrl import ColocRL, Controllers, read_blocks
 from placewise.strategies.learned.maths import initial_probabilities
+
+
+@pytest.fixture(autouse=True)
+def small_sums_on_one_thread() -> Iterator[None]:
+    """Small networks are faster on one thread, much faster on a busy machine."""
+    with training.one_thread():
+        yield
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -145,7 +153,7 @@ def test_a_warm_start_is_where_the_samples_begin() -> None:
 
 def test_threads_of_torch_are_as_before_at_every_yield() -> None:
     small = small_problem(2)
-    threads = torch.get_num_threads()
+    torch.set_num_threads(threads := 3)
     proposals = ColocRL(grouping="colocated", units=8).search(small.problem, np.random.default_rng(0))
     proposal = next(proposals)
     for _ in range(2):
