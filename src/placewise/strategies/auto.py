@@ -20,8 +20,9 @@ from placewise.strategies.auto_model import Measured, corrected, most_different
 from placewise.strategies.auto_starts import evolve, portfolio
 from placewise.strategies.auto_walk import Pace
 
-COARSE = np.array([0, 1, 1, 1, 8, 2, 2])  # how often each kind of move is drawn, in every other cycle
-FINE = np.array([1, 4, 4, 1, 4, 3, 3])  # in the cycles between
+COARSE = np.array([0, 0, 1, 1, 1, 8, 2, 2])  # how often each kind of move is drawn, in every other cycle
+FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # in the cycles between
+MOST_TRIALS = 4000  # of a walk: more would only make small problems wait
 EXACT = 1e-9  # how close to the simulator an evaluator is that simulates
 
 
@@ -35,8 +36,8 @@ class Auto:
 
     chains: int = 4  # walks side by side, on as many cores as there are
     effort: int = 4_000_000  # ops that the trials of a chain pass between two proposals
-    blocks: int = 30  # of the coarse population
-    coarse: int = 12_000_000  # ops that judging the coarse population passes
+    blocks: int = 30  # of the first coarse population; the second has twice as many
+    coarse: int = 12_000_000  # ops that judging each of them passes
     cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
     hot: float = 1e-3  # the first temperature over the step's seconds
     cold: float = 1e-5  # the last one
@@ -71,20 +72,21 @@ class Auto:
         self, model: Simulator, starts: list[Stand], rng: np.random.Generator
     ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
         """Yields what is found after each round, with notes on it; without end."""
-        for best in evolve(model, starts, f"coarse:{self.blocks}", self.coarse, rng):
-            starts = [best, *starts]
-            yield [best], {"stage": "coarse"}
-        starts = settled(starts)
+        for blocks in (self.blocks, 2 * self.blocks):
+            for best in evolve(model, starts, f"coarse:{blocks}", self.coarse, rng):
+                starts = settled([best, *starts])
+                yield [best], {"stage": "coarse", "blocks": blocks}
         half = (self.chains + 1) // 2  # from the best start, the others from the next ones
         stands = [starts[max(chain - half + 1, 0) % len(starts)] for chain in range(self.chains)]
         crew = Crew(model, self.chains, rng)
         num_ops, length = model.problem.num_ops, self.cycle
+        hot = max(self.hot, 1 / num_ops)  # where a single op takes a good part of the step
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for cycle in count():
                 for turn in range(length):
-                    heat = self.hot * (self.cold / self.hot) ** (turn / max(length - 1, 1))
+                    heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
                     pace = Pace(
-                        trials=max(self.effort // num_ops, 1),
+                        trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
                         first=crew.trials,
                         hot=heat,
                         cold=heat,
@@ -92,12 +94,14 @@ class Auto:
                         longest=max(num_ops // 4, min(num_ops, 64)),
                         focus=self.focus,
                         checks_memory=False,
+                        price=0.0,
                     )
                     stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
                     crew.trials += 2 * pace.trials
                     yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
                 best = best_of(stands)
                 stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
+                stands[-1] = starts[cycle % len(starts)]
                 length += length // 2
 
     def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:

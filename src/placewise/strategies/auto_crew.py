@@ -17,6 +17,7 @@ from placewise.strategies.blocks import Blocks
 
 PARTITIONS = ("module", "module-by-micro-batch", "coarse:30", "coarse:100", "coarse:400", "coarse:1600")
 ROOMY = 0.7  # of a device's memory: walks that begin below it look at memory only when they have passed it
+PRICES = (0.02, 0.2)  # the share of all memory that costs as much as the whole step, in turns of the chains
 
 
 class Stand(NamedTuple):
@@ -62,6 +63,7 @@ class Crew:
         problem = model.problem
         self.trials = 0  # that each walker has made
         self._model = model
+        self._memory_bytes = float(problem.cluster.memory_bytes.sum())
         self._moves = build_moves(problem, partitions(problem))
         self._early = -tails(problem)
         self._walkers = [new_walker(model.tables, problem.num_groups) for _ in range(chains)]
@@ -70,7 +72,8 @@ class Crew:
 
     def walk(self, chain: int, stand: Stand, pace: Pace) -> Stand:
         """Returns the best stand of a walk, which may be where it began; the heat of the pace is over the step's seconds."""
-        heated = pace._replace(hot=pace.hot * stand.seconds, cold=pace.cold * stand.seconds)
+        price = stand.seconds / max(PRICES[chain % len(PRICES)] * self._memory_bytes, 1.0)
+        heated = pace._replace(hot=pace.hot * stand.seconds, cold=pace.cold * stand.seconds, price=price)
         found = stand
         if stand.fullness < ROOMY:
             found = self._walk(chain, stand, heated)

@@ -1,7 +1,8 @@
 """Changes to a placement, drawn inside of compiled code: which groups go to which device.
 
-A *move* puts some groups on one device. The kinds: one group; a group to the device of a neighbour; a chain of neighbours on
-one device; a stretch of the launch order on one device; a block, i.e. a set of groups that the model's structure suggests.
+The kinds: one group to another device; two groups that swap their devices; a group to the device of a neighbour; a chain of
+neighbours; a stretch of the launch order; a block, i.e. a set of groups that the model's structure suggests; and two that
+change the launch order alone: an op is launched earlier with all that it needs, or later with all that need it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from placewise.core.problem import Problem
 from placewise.simulate.kernels import borrowing
 from placewise.simulate.tables import Small, tensor_groups, unique_reads
 
-GROUP, NEIGHBOUR, CHAIN, STRETCH, BLOCK, HASTEN, DELAY = range(7)
+GROUP, SWAP, NEIGHBOUR, CHAIN, STRETCH, BLOCK, HASTEN, DELAY = range(8)
 Randomness = NDArray[np.uint64]  # [1], the state of a xorshift generator
 
 
@@ -47,6 +48,7 @@ class Picked(NamedTuple):
 
     groups: Small  # [groups], the first `count` of them
     devices: Small  # [groups], where they were
+    targets: Small  # [groups], where they go
     seen: Ints  # [groups], the last move that had it
 
 
@@ -107,7 +109,8 @@ def build_moves(problem: Problem, partitions: Sequence[Ints]) -> Moves:
 
 def new_picked(num_groups: int) -> Picked:
     """Returns room for a move."""
-    return Picked(np.zeros(num_groups, np.int32), np.zeros(num_groups, np.int32), np.zeros(num_groups, np.int64))
+    groups, devices, targets = np.zeros((3, num_groups), np.int32)
+    return Picked(groups, devices, targets, np.zeros(num_groups, np.int64))
 
 
 def new_undone(num_ops: int) -> Undone:
@@ -152,7 +155,7 @@ def first_position(moves: Moves, positions: Small, group: int) -> int:
 
 
 @borrowing
-def draw_op(order: Small, random: Randomness, latest: Floats, ends: Floats, focus: float) -> int:
+def draw_op(order: Small, random: Randomness, latest: Floats, ends: Floats, focus: float) -> Any:
     """Returns a position; a share `focus` of them are of the op with the least slack among eight."""
     position = below(random, len(order))
     if unit(random) <= focus:
@@ -218,13 +221,15 @@ def put_back(order: Small, positions: Small, first: int, last: int, undone: Undo
 def draw(
     moves: Moves, op_groups: Small, order: Small, devices: NDArray[np.int16], random: Randomness,
     latest: Floats, ends: Floats, focus: float, kind: int, longest: int, picked: Picked, stamp: int,
-) -> tuple[int, int]:  # fmt: skip
-    """Draws a move of a kind into `picked`; returns how many groups it has, and the device that they go to.
+) -> int:  # fmt: skip
+    """Draws a move of a kind into `picked`; returns how many groups it has.
 
     A stretch has at most `longest` ops. `stamp` is larger than that of any move before.
     """
     count = 0
     group = op_groups[order[draw_op(order, random, latest, ends, focus)]]
+    if kind in (GROUP, SWAP) and len(moves.movable) and below(random, 2):  # one that may have no op
+        group = moves.movable[below(random, len(moves.movable))]
     first, size = moves.choice_ends[group], moves.choice_ends[group + 1] - moves.choice_ends[group]
     target = moves.choices[first + below(random, size)]
     if kind in (NEIGHBOUR, CHAIN):
@@ -239,7 +244,7 @@ def draw(
     if kind == BLOCK and len(moves.block_ends) > 1:
         begin, end = moves.member_ends[group], moves.member_ends[group + 1]
         if begin == end:
-            return 0, 0
+            return 0
         block = moves.members[begin + below(random, end - begin)]
         only = devices[group] if below(random, 2) else -1  # the whole block, or what of it is on one device
         begin, end = moves.block_ends[block], moves.block_ends[block + 1]
@@ -257,6 +262,10 @@ def draw(
     else:
         here = devices[group]
         count = _pick(moves, devices, picked, stamp, count, group, here, target)
+        if kind == SWAP and count:
+            other = op_groups[order[below(random, len(order))]]
+            if devices[other] == target:
+                count = _pick(moves, devices, picked, stamp, count, other, target, here)
         if kind == CHAIN:
             for _ in range(below(random, 30)):
                 begin, end = moves.neighbour_ends[group], moves.neighbour_ends[group + 1]
@@ -264,7 +273,7 @@ def draw(
                     break
                 group = moves.neighbours[begin + below(random, end - begin)]
                 count = _pick(moves, devices, picked, stamp, count, group, here, target)
-    return count, target
+    return count
 
 
 @borrowing
@@ -278,4 +287,5 @@ def _pick(
     picked.seen[group] = stamp
     picked.groups[count] = group
     picked.devices[count] = here
+    picked.targets[count] = target
     return count + 1

@@ -15,6 +15,7 @@ PORTFOLIO = (  # strategies that answer at once
     "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
 )  # fmt: skip
 POPULATION = Genetic(population=12, mutations=1.0)
+SEEDS = 4
 PATIENCE = 60  # generations without a better placement that end it
 
 
@@ -52,7 +53,7 @@ def evolve(model: Simulator, starts: list[Stand], grouping: str, most_ops: int, 
     problem = model.problem
     blocks = Blocks.of(problem, grouping)
     first = [blocks.contract(placement) for placement in single_placements(problem)]
-    first += [blocks.contract(stand.placement) for stand in starts[: POPULATION.population]]
+    first += [blocks.contract(stand.placement) for stand in starts[:SEEDS]]
     search = POPULATION.evolve(Choices.among(blocks.allowed), np.unique(np.stack(first), axis=0), rng)
     best, judged, idle = best_of(starts), 0, 0
     evaluation: Evaluation | None = None

@@ -93,7 +93,8 @@ class Pace(NamedTuple):
     weights: Ints  # [kinds], how often each kind of move is drawn
     longest: int  # ops of a stretch
     focus: float  # the share of moves that are drawn where there is little slack
-    checks_memory: bool  # whether only what fits is taken
+    checks_memory: bool
+    price: float  # seconds that a byte over a device's memory counts as, where memory is checked
 
 
 def new_walker(tables: Tables, num_groups: int) -> Walker:
@@ -137,9 +138,8 @@ def _new_snapshots(tables: Tables) -> Snapshots:
 def walk(tables: Tables, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
     """Walks from the placement in `work.devices` and the order in `order`; returns the best's seconds and overflow bytes.
 
-    The best placement and order are then in `best` and `best_order`. While the placement does not fit, a move is taken that
-    lessens the overflow, or keeps it and passes the temperature's test. `early` [ops] is minus the least time from each
-    op's end to the end of any step.
+    The best, which are then in `best` and `best_order`, overflow least and then take the least time. `early` [ops] is minus
+    the least time from each op's end to the end of any step.
     """
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, devices = len(order), walker.work.devices
@@ -151,25 +151,21 @@ def walk(tables: Tables, moves: Moves, early: Floats, walker: Walker, pace: Pace
         temperature = pace.hot * (pace.cold / pace.hot) ** (i / pace.trials)
         kind = draw_kind(pace.weights, walker.random)
         size, first, last = _move(moves, tables.op_groups, walker, pace, kind, pace.first + i + 1)
-        is_small = (size if size else last - first) <= SMALL
-        if first >= num_ops:  # nothing to move, or nothing that any op would notice
-            _undo(walker, size)
+        if first == num_ops:
             continue
-        limit = current - temperature * np.log(unit(walker.random))
+        limit = current + pace.price * overflow - temperature * np.log(unit(walker.random))
         start = first // STRIDE * STRIDE
-        cutoff = Cutoff(early, limit)
-        if overflow > 0:
-            cutoff = Cutoff(early, np.inf)
-        elif is_small:
+        is_small = (size if size else last - first) <= SMALL
+        if is_small:
             _excuse(moves, walker, size, first, last, FAR)
-            cutoff = Cutoff(trail.latest, limit - current)
-        seconds, num_copies = _try(tables, walker, start, cutoff)
-        if overflow == 0 and is_small:
+            seconds, num_copies = _try(tables, walker, start, Cutoff(trail.latest, limit - current))
             _excuse(moves, walker, size, first, last, -FAR)
+        else:
+            seconds, num_copies = _try(tables, walker, start, Cutoff(early, limit))
         is_taken, new_overflow = seconds <= limit, 0
-        if pace.checks_memory and (is_taken or overflow > 0):
+        if is_taken and pace.checks_memory:
             new_overflow = _overflow(tables, walker)
-            is_taken = new_overflow < overflow or (new_overflow == overflow and is_taken)
+            is_taken = seconds + pace.price * new_overflow <= limit
         if is_taken:
             _adopt(walker, start, num_copies)
             stale += 1
@@ -232,13 +228,11 @@ def _move(moves: Moves, op_groups: Small, walker: Walker, pace: Pace, kind: int,
         first, last = (max(at - length, 0), at) if kind == HASTEN else (at, min(at + length, num_ops - 1))
         is_new = reorder(moves, order, positions, first, last, kind == HASTEN, walker.undone, number)
         return 0, first if is_new else num_ops, last
-    size, target = draw(
-        moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number
-    )
-    first = num_ops
+    size = draw(moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number)
+    first = num_ops - 1 if size else num_ops  # a group that no op needs still takes memory
     for entry in range(size):
         first = min(first, first_position(moves, positions, picked.groups[entry]))
-        devices[picked.groups[entry]] = target
+        devices[picked.groups[entry]] = picked.targets[entry]
     return size, first, first
 
 
