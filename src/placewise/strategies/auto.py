@@ -19,10 +19,12 @@ from placewise.strategies.auto_crew import Crew, Stand, best_of, settled
 from placewise.strategies.auto_model import Measured, corrected, most_different
 from placewise.strategies.auto_starts import evolve, portfolio
 from placewise.strategies.auto_walk import Pace
+from placewise.strategies.sampling import Choices
 
 COARSE = np.array([0, 0, 1, 1, 1, 8, 2, 2])  # how often each kind of move is drawn, in every other cycle
 FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # in the cycles between
-MOST_TRIALS = 4000  # of a walk: more would only make small problems wait
+MOST_TRIALS = 1000  # of a walk: more would only make small problems wait
+SMALL_STEP = 64  # ops of a step in which a walk gets from anywhere to anywhere
 EXACT = 1e-9  # how close to the simulator an evaluator is that simulates
 
 
@@ -101,8 +103,14 @@ class Auto:
                     yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
                 best = best_of(stands)
                 stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
-                stands[-1] = starts[cycle % len(starts)]
+                stands[-1] = self._elsewhere(model, starts, cycle, rng)
                 length += length // 2
+
+    def _elsewhere(self, model: Simulator, starts: list[Stand], cycle: int, rng: np.random.Generator) -> Stand:
+        """Returns where one chain begins anew: at a drawn placement of a small step, at the next start of a large one."""
+        if model.problem.num_ops <= SMALL_STEP:
+            return Stand.of(model, Choices.of(model.problem).draw(rng, 1)[0])
+        return starts[cycle % len(starts)]
 
     def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:
         """Yields a few promising and different placements, corrects the model by their times, searches there, and again."""

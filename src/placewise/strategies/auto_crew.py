@@ -17,7 +17,7 @@ from placewise.strategies.blocks import Blocks
 
 PARTITIONS = ("module", "module-by-micro-batch", "coarse:30", "coarse:100", "coarse:400", "coarse:1600")
 ROOMY = 0.7  # of a device's memory: walks that begin below it look at memory only when they have passed it
-PRICES = (0.02, 0.2)  # the share of all memory that costs as much as the whole step, in turns of the chains
+PRICES = (0.02, 0.2, 2.0)  # the share of all memory that costs as much as the whole step, in turns of the chains
 
 
 class Stand(NamedTuple):
@@ -25,6 +25,7 @@ class Stand(NamedTuple):
 
     cost: float  # seconds, and more where it does not fit
     seconds: float
+    overflow_bytes: int
     fullness: float  # the largest peak over a device's memory
     placement: Ints  # [groups]
     order: Small  # [ops]
@@ -38,7 +39,12 @@ class Stand(NamedTuple):
         evaluation = model.evaluation(measured.step_seconds, measured.peak_bytes)
         fullness = (measured.peak_bytes[0] / np.maximum(model.problem.cluster.memory_bytes, 1)).max()
         return cls(
-            float(evaluation.cost[0]), float(evaluation.step_seconds[0]), float(fullness), placement, measured.orders[0]
+            cost=float(evaluation.cost[0]),
+            seconds=float(evaluation.step_seconds[0]),
+            overflow_bytes=int(evaluation.overflow_bytes[0]),
+            fullness=float(fullness),
+            placement=placement,
+            order=measured.orders[0],
         )
 
 
@@ -72,14 +78,23 @@ class Crew:
 
     def walk(self, chain: int, stand: Stand, pace: Pace) -> Stand:
         """Returns the best stand of a walk, which may be where it began; the heat of the pace is over the step's seconds."""
-        price = stand.seconds / max(PRICES[chain % len(PRICES)] * self._memory_bytes, 1.0)
-        heated = pace._replace(hot=pace.hot * stand.seconds, cold=pace.cold * stand.seconds, price=price)
+        heated = self._heated(chain, stand, pace)
         found = stand
         if stand.fullness < ROOMY:
             found = self._walk(chain, stand, heated)
-        if found.fullness > 1 or stand.fullness >= ROOMY:
+        if found.overflow_bytes or stand.fullness >= ROOMY:
             found = self._walk(chain, stand, heated._replace(checks_memory=True, first=pace.first + pace.trials))
         return best_of([stand, found])
+
+    def _heated(self, chain: int, stand: Stand, pace: Pace) -> Pace:
+        """Returns the pace with temperatures and a byte's price in seconds; where nothing fits yet, bytes alone count."""
+        if stand.overflow_bytes:
+            price = 1e3 * max(stand.seconds, 1e-9)
+            return pace._replace(
+                hot=0.3 * price * stand.overflow_bytes, cold=0.01 * price * stand.overflow_bytes, price=price
+            )
+        price = stand.seconds / max(PRICES[chain % len(PRICES)] * self._memory_bytes, 1.0)
+        return pace._replace(hot=pace.hot * stand.seconds, cold=pace.cold * stand.seconds, price=price)
 
     def _walk(self, chain: int, stand: Stand, pace: Pace) -> Stand:
         walker = self._walkers[chain]
