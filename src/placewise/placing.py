@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STRATEGY = "auto"
 DEFAULT_SECONDS = 10.0  # of auto, whose evaluations are few: it judges most placements by its own model
+CLOSED = 1e-6  # a gap that nobody would look for
 DEFAULT_EVALUATIONS = 2400  # of all others: Post's
 
 
@@ -47,9 +48,14 @@ class Request:
 
 
 def budget_of(strategy: str, evaluations: int | None, seconds: float | None, target_gap: float | None = None) -> Budget:
-    """Returns a budget; without evaluations and seconds it is 10 seconds for auto, 2,400 evaluations for all others."""
+    """Returns a budget; without evaluations and seconds it is 10 seconds for auto, 2,400 evaluations for all others.
+
+    auto ends when its gap is closed, too.
+    """
     if evaluations is None and seconds is None:
         evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)
+    if strategy == "auto" and target_gap is None:
+        target_gap = CLOSED
     return Budget(evaluations, seconds, target_gap=target_gap)
 
 
