@@ -268,9 +268,9 @@ def test_a_search_ends_at_its_target_gap_and_so_does_one_that_goes_on(
 
 def test_without_a_budget_auto_has_seconds_and_others_have_evaluations() -> None:
     assert DEFAULT_STRATEGY == "auto"
-    assert budget_of("auto", None, None) == Budget(seconds=10.0)
+    assert budget_of("auto", None, None) == Budget(seconds=10.0, target_gap=1e-6)  # auto ends when the gap is closed
     assert budget_of("genetic", None, None, 0.1) == Budget(evaluations=2400, target_gap=0.1)
-    assert budget_of("auto", 7, None) == Budget(evaluations=7)
+    assert budget_of("auto", 7, None) == Budget(evaluations=7, target_gap=1e-6)
     assert budget_of("genetic", None, 2.0) == Budget(seconds=2.0)
 
 
