@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count, islice, zip_longest
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from placewise.strategies.auto_starts import evolve, portfolio
 from placewise.strategies.auto_walk import Pace
 from placewise.strategies.sampling import Choices
 
-COARSE = np.array([0, 0, 1, 1, 1, 8, 2, 2])  # how often each kind of move is drawn, in every other cycle
+COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # how often each kind of move is drawn, in every other cycle
 FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # in the cycles between
 MOST_TRIALS = 1000  # of a walk: more would only make small problems wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from anywhere to anywhere
@@ -37,13 +37,13 @@ class Auto:
     """
 
     chains: int = 4  # walks side by side, on as many cores as there are
-    effort: int = 4_000_000  # ops that the trials of a chain pass between two proposals
+    effort: int = 2_000_000  # ops that the trials of a chain pass between two proposals
     blocks: int = 30  # of the first coarse population; the second has twice as many
-    coarse: int = 12_000_000  # ops that judging each of them passes
+    coarse: int = 6_000_000  # ops that judging each of them passes
     cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
-    hot: float = 1e-3  # the first temperature over the step's seconds
+    hot: float = 3e-4  # the first temperature over the step's seconds
     cold: float = 1e-5  # the last one
-    focus: float = 0.8  # the share of moves that are drawn where there is little slack
+    focus: float = 0.9  # the share of moves that are drawn where there is little slack
     rounds: int = 40  # between two batches of measurements, where the evaluator measures
     batch: int = 3  # placements to measure at a time
 
@@ -74,12 +74,15 @@ class Auto:
         self, model: Simulator, starts: list[Stand], rng: np.random.Generator
     ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
         """Yields what is found after each round, with notes on it; without end."""
+        coarse: list[Stand] = []
         for blocks in (self.blocks, 2 * self.blocks):
-            for best in evolve(model, starts, f"coarse:{blocks}", self.coarse, rng):
-                starts = settled([best, *starts])
+            for best in evolve(model, [*coarse[:1], *starts], f"coarse:{blocks}", self.coarse, rng):
+                coarse = [best, *coarse]
                 yield [best], {"stage": "coarse", "blocks": blocks}
-        half = (self.chains + 1) // 2  # from the best start, the others from the next ones
-        stands = [starts[max(chain - half + 1, 0) % len(starts)] for chain in range(self.chains)]
+        # What is best now need not be after a walk, so both kinds of start get one.
+        pairs = zip_longest(coarse[: self.chains], starts[: self.chains])
+        starts = [stand for pair in pairs for stand in pair if stand is not None]
+        stands = [starts[chain % len(starts)] for chain in range(self.chains)]
         crew = Crew(model, self.chains, rng)
         num_ops, length = model.problem.num_ops, self.cycle
         hot = max(self.hot, 1 / num_ops)  # where a single op takes a good part of the step
