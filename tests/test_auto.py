@@ -45,7 +45,7 @@ def pace(trials: int = 300, heat: float = 0.01, kinds: list[int] | None = None) 
 def test_a_walk_says_what_the_simulator_says_of_what_it_finds(seed: int) -> None:
     """Trials that begin in the middle and end early must not change what is true: the walk's own seconds are not kept."""
     model, stand, rng = random_stand(seed)
-    crew = Crew(model, 1, rng)
+    crew = Crew(model, rng.integers(1, 2**63, 1))
     found = crew.walk(0, stand, pace())
     model.problem.check_placements(found.placement[None])
     model.problem.check_order(found.order.astype(np.int64))
@@ -125,7 +125,7 @@ def test_latest_ends_leave_no_slack_on_the_critical_path(seed: int) -> None:
     problem = replace(step.problem, cluster=replace(step.problem.cluster, dispatch_seconds=0.0))
     model = Simulator(problem, threads=1)
     stand = Stand.of(model, random_placements(problem, rng, 1)[0])
-    crew = Crew(model, 1, rng)
+    crew = Crew(model, rng.integers(1, 2**63, 1))
     crew.walk(0, stand, pace(trials=0))
     trail = crew._walkers[0].trail
     assert (trail.ends <= trail.latest + 1e-9).all()
@@ -151,7 +151,7 @@ def test_a_walk_from_what_fits_ends_at_what_fits(seed: int) -> None:
     tight = Simulator(replace(model.problem, cluster=memory), threads=1)
     stand = Stand.of(tight, stand.placement, stand.order)
     assert stand.fullness == 1 or not stand.seconds
-    found = Crew(tight, 1, rng).walk(0, stand, pace())
+    found = Crew(tight, rng.integers(1, 2**63, 1)).walk(0, stand, pace())
     assert found.fullness <= 1
 
 

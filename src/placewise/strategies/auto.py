@@ -74,40 +74,48 @@ class Auto:
         self, model: Simulator, starts: list[Stand], rng: np.random.Generator
     ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
         """Yields what is found after each round, with notes on it; without end."""
-        coarse: list[Stand] = []
-        for blocks in (self.blocks, 2 * self.blocks):
-            for best in evolve(model, [*coarse[:1], *starts], f"coarse:{blocks}", self.coarse, rng):
-                coarse = [best, *coarse]
-                yield [best], {"stage": "coarse", "blocks": blocks}
-        # What is best now need not be after a walk, so both kinds of start get one.
-        pairs = zip_longest(coarse[: self.chains], starts[: self.chains])
-        starts = [stand for pair in pairs for stand in pair if stand is not None]
-        stands = [starts[chain % len(starts)] for chain in range(self.chains)]
-        crew = Crew(model, self.chains, rng)
-        num_ops, length = model.problem.num_ops, self.cycle
-        hot = max(self.hot, 1 / num_ops)  # where a single op takes a good part of the step
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for cycle in count():
-                for turn in range(length):
-                    heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
-                    pace = Pace(
-                        trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
-                        first=crew.trials,
-                        hot=heat,
-                        cold=heat,
-                        weights=FINE if cycle % 2 else COARSE,
-                        longest=max(num_ops // 4, min(num_ops, 64)),
-                        focus=self.focus,
-                        checks_memory=False,
-                        price=0.0,
-                    )
-                    stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
-                    crew.trials += 2 * pace.trials
-                    yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
-                best = best_of(stands)
-                stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
+            crew = pool.submit(Crew, model, rng.integers(1, 2**63, self.chains))  # made while the populations evolve
+            coarse: list[Stand] = []
+            for blocks in (self.blocks, 2 * self.blocks):
+                for best in evolve(model, [*coarse[:1], *starts], f"coarse:{blocks}", self.coarse, rng):
+                    coarse = [best, *coarse]
+                    yield [best], {"stage": "coarse", "blocks": blocks}
+            # What is best now need not be after a walk, so both kinds of start get one.
+            pairs = zip_longest(coarse[: self.chains], starts[: self.chains])
+            both = [stand for pair in pairs for stand in pair if stand is not None]
+            yield from self._rounds(pool, crew.result(), both, rng)
+
+    def _rounds(
+        self, pool: ThreadPoolExecutor, crew: Crew, starts: list[Stand], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
+        """Yields where the chains stand after each round of walks, with notes; without end."""
+        stands = [starts[chain % len(starts)] for chain in range(self.chains)]
+        model, length = crew.model, self.cycle
+        num_ops = model.problem.num_ops
+        hot = max(self.hot, 1 / num_ops)  # where a single op takes a good part of the step
+        for cycle in count():
+            for turn in range(length):
+                heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
+                pace = Pace(
+                    trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
+                    first=crew.trials,
+                    hot=heat,
+                    cold=heat,
+                    weights=FINE if cycle % 2 else COARSE,
+                    longest=max(num_ops // 4, min(num_ops, 64)),
+                    focus=self.focus,
+                    checks_memory=False,
+                    price=0.0,
+                )
+                stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
+                crew.trials += 2 * pace.trials
+                yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
+            best = best_of(stands)
+            stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
+            if self.chains > 1:
                 stands[-1] = self._elsewhere(model, starts, cycle, rng)
-                length += length // 2
+            length += length // 2
 
     def _elsewhere(self, model: Simulator, starts: list[Stand], cycle: int, rng: np.random.Generator) -> Stand:
         """Returns where one chain begins anew: at a drawn placement of a small step, at the next start of a large one."""

@@ -65,16 +65,16 @@ def settled(stands: Sequence[Stand]) -> list[Stand]:
 class Crew:
     """A walker for each chain; they share the problem's tables and moves."""
 
-    def __init__(self, model: Simulator, chains: int, rng: np.random.Generator) -> None:
+    def __init__(self, model: Simulator, seeds: Ints) -> None:
         problem = model.problem
+        self.model = model
         self.trials = 0  # that each walker has made
-        self._model = model
         self._memory_bytes = float(problem.cluster.memory_bytes.sum())
         self._moves = build_moves(problem, partitions(problem))
         self._early = -tails(problem)
-        self._walkers = [new_walker(model.tables, problem.num_groups) for _ in range(chains)]
-        for walker in self._walkers:
-            walker.random[0] = rng.integers(1, 2**63)
+        self._walkers = [new_walker(model.tables, problem.num_groups) for _ in seeds]
+        for walker, seed in zip(self._walkers, seeds, strict=True):
+            walker.random[0] = seed
 
     def walk(self, chain: int, stand: Stand, pace: Pace) -> Stand:
         """Returns the best stand of a walk, which may be where it began; the heat of the pace is over the step's seconds."""
@@ -100,9 +100,9 @@ class Crew:
         walker = self._walkers[chain]
         walker.work.devices[:] = stand.placement
         walker.order[:] = stand.order
-        walk(self._model.tables, self._moves, self._early, walker, pace)
+        walk(self.model.tables, self._moves, self._early, walker, pace)
         placement = walker.best.astype(np.int64)
-        own, renewed = Stand.of(self._model, placement, walker.best_order), Stand.of(self._model, placement)
+        own, renewed = Stand.of(self.model, placement, walker.best_order), Stand.of(self.model, placement)
         return best_of([own, renewed])
 
 
@@ -111,7 +111,8 @@ def partitions(problem: Problem) -> list[Ints]:
     phases = np.zeros(problem.num_groups, np.int64)
     phases[problem.op_groups[::-1]] = problem.graph.ops.phases[::-1]  # of each group's first op
     found = []
-    for name in PARTITIONS:
+    has_micro_batches = (problem.graph.ops.micro_batches >= 0).any()
+    for name in PARTITIONS if has_micro_batches else PARTITIONS[:1] + PARTITIONS[2:]:
         of_group = Blocks.of(problem, name).of_group
         found.append(of_group)
         if name.startswith("module"):

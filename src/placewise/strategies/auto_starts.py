@@ -14,6 +14,7 @@ from placewise.strategies.sampling import Choices, Genetic, single_placements
 PORTFOLIO = (  # strategies that answer at once
     "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
 )  # fmt: skip
+SLOW, FEW_OPS = ("m-sct",), 5000  # those that answer at once only for steps of so few ops
 POPULATION = Genetic(population=12, mutations=1.0)
 SEEDS = 4
 PATIENCE = 60  # generations without a better placement that end it
@@ -27,7 +28,7 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Stand]:
     from placewise.strategies import make  # the table, which names this module's strategy too
 
     stands = []
-    for name in PORTFOLIO:
+    for name in PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ()):
         try:
             proposals = make(name).search(model.problem, rng)
             proposal = next(proposals)
