@@ -39,7 +39,7 @@ class Auto:
     chains: int = 4  # walks side by side, on as many cores as there are
     effort: int = 2_000_000  # ops that the trials of a chain pass between two proposals
     blocks: int = 30  # of the first coarse population; the second has twice as many
-    coarse: int = 12_000_000  # ops that judging each of them passes
+    coarse: int = 6_000_000  # ops that judging each of them passes
     cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
     hot: float = 3e-4  # the first temperature over the step's seconds
     cold: float = 1e-5  # the last one
