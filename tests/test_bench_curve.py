@@ -4,11 +4,12 @@ import pytest
 from bless import GOLDEN
 
 from placewise import bench_curve
+from placewise.strategies import STRATEGIES
 
 
 def test_every_strategy_has_a_row_with_what_it_knew_at_each_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_curve, "SECONDS", 0.05)
-    monkeypatch.setattr(bench_curve, "STRATEGIES", {n: bench_curve.STRATEGIES[n] for n in ("expert", "random", "auto")})
+    monkeypatch.setattr(bench_curve, "STRATEGIES", {n: STRATEGIES[n] for n in ("expert", "random", "auto")})
     rows = bench_curve.bench_curve((str(GOLDEN / "captured.json.gz"), "2xK80"))
     assert {row["strategy"] for row in rows} == {"expert", "random", "auto"}
     for row in rows:
