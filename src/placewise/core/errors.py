@@ -8,6 +8,7 @@ PlacewiseError
 │   ├── PlanError           a plan or its file
 │   ├── ModelError          a model's name or its options
 │   ├── CaptureError        a step that can't be recorded
+│   ├── ExecutionError      a plan, a step or a batch that can't be run on this machine
 │   ├── StrategyError       a strategy's name or its parameters, or one that does not suit the problem
 │   └── StoreError          a run file that is damaged, or a run that another process writes
 └── NothingFits             every placement overflows a device (exit code 3)
@@ -44,6 +45,10 @@ class ModelError(InputError):
 
 class CaptureError(InputError):
     """A step can't be recorded."""
+
+
+class ExecutionError(InputError):
+    """A plan, a step or a batch can't be run on this machine."""
 
 
 class StrategyError(InputError):

@@ -1,0 +1,85 @@
+"""Which piece of this machine each device of a cluster is."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from placewise.core.cluster import Cluster, Device
+from placewise.core.errors import ExecutionError
+
+
+@dataclass(frozen=True)
+class RealDevice:
+    """One device of a cluster as a piece of this machine: a GPU, a slice of one, or a worker thread with its cores."""
+
+    name: str  # the cluster's name of it
+    torch_device: str  # "cuda:0", "cuda:1", ..., or "cpu"
+    threads: int  # of a CPU device: how many cores are its own; 0 for a GPU
+    slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share that GPU
+    cores: tuple[int, ...] = ()  # of a CPU device: the numbers of its processors
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU, or a slice of one."""
+        return self.torch_device != "cpu"
+
+
+def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
+    """Returns the piece of this machine that each device of a cluster is, in the cluster's order.
+
+    Devices of kind "gpu" are cuda:0, cuda:1, ... in that order; with `virtual` = {"cuda:0": 4} the first four are the
+    four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each.
+    """
+    gpus = [device for device in cluster.devices if device.kind == "gpu"]
+    cpus = [device for device in cluster.devices if device.kind == "cpu"]
+    for device in cluster.devices:
+        if device.kind not in ("gpu", "cpu"):
+            raise ExecutionError(
+                f"cluster {cluster.name!r}: device {device.name!r} is of kind {device.kind!r}, only gpu and cpu can be run"
+            )
+    found = {**_place_gpus(gpus, dict(virtual or {}), cluster.name), **_place_cpus(cpus)}
+    return tuple(found[device.name] for device in cluster.devices)
+
+
+def _place_gpus(gpus: list[Device], virtual: dict[str, int], cluster: str) -> dict[str, RealDevice]:
+    count = _num_gpus() if gpus or virtual else 0
+    known = [f"cuda:{i}" for i in range(count)]
+    for name, pieces in virtual.items():
+        if name not in known:
+            raise ExecutionError(f"virtual devices: there is no {name!r}; this machine has {', '.join(known) or 'no GPU'}")
+        if pieces < 1:
+            raise ExecutionError(f"virtual devices: {name} must be cut into at least 1, it is {pieces}")
+    places: list[tuple[str, tuple[int, int] | None]] = []
+    for name in known:
+        pieces = virtual.get(name, 0)
+        places += [(name, (i, pieces)) for i in range(pieces)] if pieces else [(name, None)]
+    if len(gpus) > len(places):
+        raise ExecutionError(
+            f"cluster {cluster!r}: has {len(gpus)} GPUs, this machine has {len(places)}: describe this machine with "
+            "placewise detect, or cut a GPU into virtual devices (--virtual cuda:0=4)"
+        )
+    pairs = zip(gpus, places, strict=False)
+    return {gpu.name: RealDevice(gpu.name, name, 0, piece) for gpu, (name, piece) in pairs}
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _place_cpus(cpus: list[Device]) -> dict[str, RealDevice]:
+    cores = processors()
+    share = max(len(cores) // max(len(cpus), 1), 1)
+    found = {}
+    for i, device in enumerate(cpus):
+        own = tuple(cores[(i * share + k) % len(cores)] for k in range(share))  # fewer cores than devices: they are shared
+        found[device.name] = RealDevice(device.name, "cpu", share, None, own)
+    return found
+
+
+def processors() -> list[int]:
+    """Returns the numbers of the processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
