@@ -42,6 +42,7 @@ class Resident(NamedTuple):
     name: str  # the parameter's or buffer's name; an input's path in the batch
     key: str | int = ""  # of a state: its name; of an input: the micro-batch; of a hyper-parameter: the parameter group
     value: Tensor | None = None  # of a constant; None where the model had it on the meta device, without a value
+    like: Tensor | None = None  # on the meta device: size, strides and type of a tensor; None for a plain number
 
 
 @dataclass(frozen=True, eq=False)

@@ -47,13 +47,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind == "input" and isinstance(key, int) and key >= 0:
             label = f"{name}[micro-batch {key}]"
         number = self.windows.add_storage(tensor, label, kind, owner)
-        self.tape.residents.append(Resident(self.windows.view(tensor).slot, number, kind, name, key))
+        slot = self.windows.view(tensor).slot
+        self.tape.residents.append(Resident(slot, number, kind, name, key, None, _without_data(tensor)))
 
     def add_constant(self, twin: Tensor, value: Tensor | None) -> None:
         """Makes the stand-in of a constant known."""
         name = f"constant_{len(self.tape.residents)}"
         number = self.windows.add_storage(twin, name, "constant")
-        self.tape.residents.append(Resident(self.windows.view(twin).slot, number, "constant", name, "", value))
+        slot = self.windows.view(twin).slot
+        self.tape.residents.append(Resident(slot, number, "constant", name, "", value, _without_data(twin)))
 
     def set_owner(self, tensor: Tensor, owner: str) -> None:
         """Says which parameter a tensor (its gradient) belongs to."""

@@ -39,7 +39,7 @@ class Tape:
 
     def add_host_resident(self, tensor: Tensor, kind: str, name: str, key: str | int) -> None:
         """Makes a tensor known that the host keeps."""
-        self.residents.append(Resident(self._add_host_tensor(tensor), -1, kind, name, key))
+        self.residents.append(Resident(self._add_host_tensor(tensor), -1, kind, name, key, None, tensor.detach().to("meta")))
 
     def host_slot(self, tensor: Tensor) -> Slot:
         """Returns the slot of a tensor that the host keeps; one that is new is a constant."""
