@@ -207,7 +207,7 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Sc
     return Plan(
         placement=problem.expand(schedule.placement),
         order=None if is_program else tuple(schedule.order.tolist()),
-        graph_digest=problem.graph.digest,
+        graph_digest=problem.graph.untimed_digest,
         cluster=problem.cluster.name,
         strategy=request.strategy,
         parameters=_parameters(request),

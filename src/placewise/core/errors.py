@@ -6,11 +6,13 @@ PlacewiseError
 │   ├── ClusterError        a cluster or its file
 │   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
 │   ├── PlanError           a plan or its file
+│   ├── ProfileError        a profile or its file
 │   ├── ModelError          a model's name or its options
 │   ├── CaptureError        a step that can't be recorded
 │   ├── ExecutionError      a plan, a step or a batch that can't be run on this machine
 │   ├── StrategyError       a strategy's name or its parameters, or one that does not suit the problem
 │   └── StoreError          a run file that is damaged, or a run that another process writes
+├── WorkerDied              a worker that evaluated is gone, as often as it may be (exit code 1)
 └── NothingFits             every placement overflows a device (exit code 3)
 """
 
@@ -39,6 +41,10 @@ class PlanError(InputError):
     """A plan, or its file, breaks a rule of the format, or is not one of this problem."""
 
 
+class ProfileError(InputError):
+    """A profile, or its file, breaks a rule of the format, or is not one of this cluster."""
+
+
 class ModelError(InputError):
     """A model's name or one of its options is unknown or out of range."""
 
@@ -57,6 +63,10 @@ class StrategyError(InputError):
 
 class StoreError(InputError):
     """A run file is damaged or no run file, a run is not in it, or another process writes it."""
+
+
+class WorkerDied(PlacewiseError):
+    """A process that evaluated placements is gone, and so were those before it."""
 
 
 class NothingFits(PlacewiseError):

@@ -119,11 +119,19 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """A SHA-256 over everything that the graph's file says."""
+        return self._digest(self.ops.seconds)
+
+    @cached_property
+    def untimed_digest(self) -> str:
+        """A SHA-256 over all but the given times: the same before and after they were measured."""
+        return self._digest({})
+
+    def _digest(self, seconds: Mapping[str, Floats]) -> str:
         t, o = self.tensors, self.ops
-        words = [self.name, t.names, o.names, o.kinds, o.devices, list(o.seconds)]
+        words = [self.name, t.names, o.names, o.kinds, o.devices, list(seconds)]
         columns = [t.nbytes, t.kinds, t.home, t.alias_of, self.outputs, o.phases, o.groups, o.micro_batches]
         columns += [column for ragged in (o.reads, o.writes, o.after) for column in (ragged.offsets, ragged.values)]
-        numbers = [o.flops, o.bytes_moved, *o.seconds.values()]
+        numbers = [o.flops, o.bytes_moved, *seconds.values()]
         return digest_of(words, *columns, *numbers)
 
 

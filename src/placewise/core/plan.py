@@ -34,6 +34,7 @@ class Plan:
     fits: bool | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
     history: tuple[tuple[int, float], ...] = ()  # (evaluations spent, best step seconds)
+    predicted_seconds: float | None = None  # where step_seconds was measured: what the simulator says; else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as its file says it."""
@@ -47,6 +48,8 @@ class Plan:
         """Returns the plan in a few lines: step time, strategy, groups and peak memory by device."""
         step = "?" if self.step_seconds is None else f"{self.step_seconds * 1e3:.4g} ms"
         bound = "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
+        if self.predicted_seconds is not None:
+            bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
         lines = [
             f"{step} a step on {self.cluster}{bound} ({self.strategy}, {self.evaluations:,} evaluations, seed {self.seed})"
         ]
@@ -62,7 +65,8 @@ class Plan:
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
-        if self.graph_digest is not None and self.graph_digest != problem.graph.digest:
+        known = (problem.graph.digest, problem.graph.untimed_digest)  # a plan does not depend on what was measured
+        if self.graph_digest is not None and self.graph_digest not in known:
             raise PlanError(
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
                 f"that of {problem.graph.name!r} is {problem.graph.digest[:12]}..."
@@ -95,7 +99,7 @@ def _findings(table: Table) -> dict[str, Any]:
     for name in ("seed", "evaluations"):
         if table.get(name, None) is not None:
             found[name] = table.integer(name)
-    for name in ("step_seconds", "bound_seconds", "gap"):
+    for name in ("step_seconds", "bound_seconds", "gap", "predicted_seconds"):
         if table.get(name, None) is not None:
             found[name] = table.number(name)
     for name in ("parameters", "peak_bytes"):

@@ -9,7 +9,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
-from placewise.core.errors import InputError, PlacewiseError
+from placewise.core.errors import InputError, PlacewiseError, WorkerDied
 from placewise.evaluate.worker import Answer, Column, Part
 
 PARTS_PER_WORKER = 2  # a worker that is slow or has died holds up half of its share
@@ -181,7 +181,7 @@ class _Batch:
         if self.deaths[number] >= attempts:
             rows = self.rows[number]
             where = "a batch" if rows.start is None else f"placements {rows.start} to {rows.stop - 1} of a batch"
-            raise PlacewiseError(f"{self.deaths[number]} workers died evaluating {where}, the last one: {death}")
+            raise WorkerDied(f"{self.deaths[number]} workers died evaluating {where}, the last one: {death}")
         self.waiting.insert(0, number)
 
 
