@@ -1,0 +1,98 @@
+"""How long a stretch of work takes on a device: by the processor's clock, or by events on a GPU's stream."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from placewise.core.profile import Timing
+from placewise.execute.machine import RealDevice
+
+if TYPE_CHECKING:
+    from placewise.execute.profile_values import Work
+
+STRETCH_SECONDS = 0.002
+STRETCHES, SLOW_STRETCHES, SLOW_SECONDS = 5, 3, 0.1
+MOST_RUNS, MOST_RUNS_IN_PLACE = 200, 50  # of a stretch; a GPU's queue holds about a thousand launches
+CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about: for keeping a stream busy
+
+
+class Clock(Protocol):
+    """Says how long a device works."""
+
+    def seconds(self, run: Callable[[], object], times: int) -> float:
+        """Returns how long the device takes to run this so many times, one after the other."""
+        ...
+
+
+class CpuClock:
+    """Times work on this thread."""
+
+    def seconds(self, run: Callable[[], object], times: int) -> float:
+        """Returns the seconds of so many runs."""
+        start = time.perf_counter()
+        for _ in range(times):
+            run()
+        return time.perf_counter() - start
+
+
+class StreamClock:
+    """Times work on a stream, without the host's launches.
+
+    A kernel that only waits goes first, so that all launches are in the queue before the first event passes.
+    """
+
+    def __init__(self, stream: "torch.cuda.Stream") -> None:
+        self.stream = stream
+        self._launch_seconds = 50e-6  # of one run, as seen so far
+
+    def seconds(self, run: Callable[[], object], times: int) -> float:
+        """Returns the seconds of so many runs."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self.stream):
+            wait_seconds = 1.5 * self._launch_seconds * times + 1e-4
+            torch.cuda._sleep(int(wait_seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+            begun = time.perf_counter()
+            start.record()
+            for _ in range(times):
+                run()
+            end.record()
+            launched = (time.perf_counter() - begun) / times
+            end.synchronize()
+        self._launch_seconds = min(max(launched, 5e-6), 1e-3)
+        return float(start.elapsed_time(end)) * 1e-3
+
+
+def time_work(work: "Work", clock: Clock) -> Timing:
+    """Returns how long one run takes: the median over stretches of several runs, after a warm-up."""
+    clock.seconds(work.run, 1)
+    work.restore()
+    guess = max(clock.seconds(work.run, 1), 1e-7)
+    most = MOST_RUNS_IN_PLACE if work.changes_inputs else MOST_RUNS
+    times = int(np.clip(STRETCH_SECONDS / guess, 1, most))
+    found = []
+    for _ in range(SLOW_STRETCHES if guess > SLOW_SECONDS else STRETCHES):
+        work.restore()
+        found.append(clock.seconds(work.run, times) / times)
+    low, median, high = np.percentile(found, [25, 50, 75]).tolist()
+    return Timing(median, high - low, len(found))
+
+
+@contextmanager
+def own_thread(device: RealDevice) -> Iterator[ThreadPoolExecutor]:
+    """Gives a thread as the executor has one for a CPU device: on its cores, with as many threads for an op."""
+    before = torch.get_num_threads()
+
+    def settle() -> None:
+        torch.set_num_threads(device.threads)
+        if hasattr(os, "sched_setaffinity") and device.cores:
+            os.sched_setaffinity(0, device.cores)  # of this thread alone
+
+    with ThreadPoolExecutor(1, initializer=settle) as pool:
+        yield pool
+        pool.submit(torch.set_num_threads, before).result()

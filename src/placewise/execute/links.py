@@ -1,0 +1,146 @@
+"""How long copies between devices take, and launches of the host: measured."""
+
+import time
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from placewise.core.arrays import Floats
+from placewise.core.cluster import Link
+from placewise.execute.clocks import StreamClock
+from placewise.execute.machine import RealDevice
+
+GPU_SIZES = tuple(4**n * 4096 for n in range(8))  # 4 KiB to 64 MiB
+CPU_SIZES = tuple(4**n * 4096 for n in range(7))  # to 16 MiB
+REPEATS = 9
+NUM_LAUNCHES = 500
+
+
+def measure_links(devices: Sequence[RealDevice]) -> tuple[Link, ...]:
+    """Returns the link of every ordered pair of devices; pairs of like devices are measured once."""
+    known: dict[tuple[object, object], tuple[float, float]] = {}
+    links = []
+    for source in devices:
+        for target in devices:
+            if source.name == target.name:
+                continue
+            pair = (_place(source), _place(target))
+            if pair not in known:
+                known[pair] = _measure(source, target)
+            latency_seconds, bytes_per_second = known[pair]
+            links.append(Link(source.name, target.name, bytes_per_second, latency_seconds))
+    return tuple(links)
+
+
+def fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Returns (latency seconds, bytes a second) of the line with the least squares of relative errors.
+
+    Where the line would begin below zero, the latency is 0; where it does not rise, the largest copy says the bandwidth.
+    """
+    times: Floats = np.asarray(seconds, np.float64)
+    design = np.stack([np.ones(len(sizes)), np.asarray(sizes, np.float64)], axis=1) / times[:, None]
+    latency, slope = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)[0].tolist()
+    if slope <= 0:
+        return float(times.min()), max(sizes) / float(times[-1])
+    return max(latency, 0.0), 1.0 / slope
+
+
+def measure_launch(devices: Sequence[RealDevice]) -> float:
+    """Returns the host's time for a launch on a GPU; 0 without one, for workers on CPUs launch their own ops."""
+    gpu = next((device for device in devices if device.is_gpu), None)
+    if gpu is None:
+        return 0.0
+    from placewise.execute.green_contexts import stream_of
+
+    add, small = torch.ops.aten.add_.Scalar._op, torch.zeros(1, device=gpu.torch_device)
+    found = []
+    with torch.cuda.stream(stream_of(gpu)):
+        for _ in range(REPEATS):
+            torch.cuda.synchronize(gpu.torch_device)
+            start = time.perf_counter()
+            for _ in range(NUM_LAUNCHES):
+                add(small, 1)
+            found.append((time.perf_counter() - start) / NUM_LAUNCHES)
+        torch.cuda.synchronize(gpu.torch_device)
+    return float(np.median(found[1:]))
+
+
+def _place(device: RealDevice) -> tuple[str, bool, int]:
+    return (device.torch_device, device.slice is not None, device.threads)
+
+
+def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:
+    if not source.is_gpu and not target.is_gpu:
+        return fit(CPU_SIZES, [_handed_over(size) for size in CPU_SIZES])
+    return fit(GPU_SIZES, [_copied(source, target, size) for size in GPU_SIZES])
+
+
+def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
+    """Returns the seconds of a copy that a GPU takes part in; memory of the host is pinned.
+
+    What a GPU receives is timed by events on the stream, for its next op waits there. What the host receives is timed by
+    the host, which has to see the end of the copy before it goes on.
+    """
+    given, taken = _memory(source, size), _memory(target, size)
+    stream = torch.cuda.Stream((target if target.is_gpu else source).torch_device)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+
+    def copy() -> None:
+        taken.copy_(given, non_blocking=True)
+
+    if target.is_gpu:
+        clock = StreamClock(stream)
+        clock.seconds(copy, 2)
+        return float(np.median([clock.seconds(copy, 4) / 4 for _ in range(REPEATS)]))
+    return _median(lambda: _on_stream(copy, stream))
+
+
+def _on_stream(copy: Callable[[], None], stream: "torch.cuda.Stream") -> None:
+    with torch.cuda.stream(stream):
+        copy()
+    stream.synchronize()
+
+
+def _memory(device: RealDevice, size: int) -> Tensor:
+    if device.is_gpu:
+        return torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
+    return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+
+
+def _median(work: Callable[[], None]) -> float:
+    work()
+    found = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - start)
+    return float(np.median(found))
+
+
+def _handed_over(size: int) -> float:
+    """Returns the seconds from one thread's word that a tensor is ready to another thread's having copied it."""
+    given, taken = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    ready, done = Event(), Event()
+
+    def receive() -> None:
+        for _ in range(REPEATS + 1):
+            ready.wait()
+            ready.clear()
+            taken.copy_(given)
+            ended.append(time.perf_counter())
+            done.set()
+
+    ended: list[float] = []
+    thread = Thread(target=receive, daemon=True)
+    thread.start()
+    started = []
+    for _ in range(REPEATS + 1):
+        started.append(time.perf_counter())
+        ready.set()
+        done.wait()
+        done.clear()
+    thread.join()
+    return float(np.median(np.subtract(ended, started)[1:]))

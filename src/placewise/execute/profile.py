@@ -1,0 +1,115 @@
+"""Measures ops, links, launches and contention on real devices: what a profile holds."""
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from placewise.capture.training import CapturedStep
+from placewise.core.cluster import Cluster
+from placewise.core.graph import Graph
+from placewise.core.profile import Profile, ProfiledDevice, Timing
+from placewise.execute.clocks import Clock, CpuClock, StreamClock, own_thread, time_work
+from placewise.execute.links import measure_launch, measure_links
+from placewise.execute.machine import RealDevice, real_devices
+from placewise.execute.profile_contention import measure_contention
+from placewise.execute.profile_values import Work
+from placewise.execute.signatures import OpCall, op_calls
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """A profile, and what making it was like."""
+
+    profile: Profile
+    num_signatures: int
+    failures: tuple[tuple[str, str, str], ...]  # (device, signature, why): these keep the roofline's time
+    seconds: float
+
+
+def measure_profile(captured: CapturedStep, cluster: Cluster, virtual: Mapping[str, int] | None = None) -> Measurements:
+    """Returns what a step's ops, and the links between all devices, take on this machine."""
+    begun = time.perf_counter()
+    devices = real_devices(cluster, virtual)
+    kinds = {device.name: device.kind for device in cluster.devices}
+    calls = op_calls(captured.program, len(captured.graph.ops))
+    timings: dict[str, dict[str, Timing]] = {}
+    failures: list[tuple[str, str, str]] = []
+    first = _first_of_each(devices)
+    for device in dict.fromkeys(first.values()):
+        chosen = _distinct(calls, captured.graph, kinds[device.name])
+        for signature, found in _measure_ops(device, chosen).items():
+            if isinstance(found, Timing):
+                timings.setdefault(signature, {})[device.name] = found
+            else:
+                failures.append((device.name, signature, found))
+    profile = Profile(
+        tuple(ProfiledDevice(d.name, kinds[d.name], _hardware(d), first[d].name, _num_alike(d, devices)) for d in devices),
+        timings,
+        measure_links(devices),
+        measure_launch(devices),
+        measure_contention(devices),
+    )
+    return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
+
+
+def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:
+    """Returns the step's graph with measured op times, and the cluster with measured links and launches."""
+    signatures = [call.signature for call in op_calls(captured.program, len(captured.graph.ops))]
+    return profile.measured_graph(captured.graph, signatures, cluster, busy), profile.measured_cluster(cluster)
+
+
+def _first_of_each(devices: Sequence[RealDevice]) -> dict[RealDevice, RealDevice]:
+    """Returns the device that is measured in the place of each: slices of a GPU, and equal shares of cores, are alike."""
+    first: dict[object, RealDevice] = {}
+    pieces = {device: device.slice and device.slice[1] for device in devices}
+    return {device: first.setdefault((device.torch_device, pieces[device], device.threads), device) for device in devices}
+
+
+def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpCall]:
+    """Returns one call for each signature that a kind of device can run."""
+    found: dict[str, OpCall] = {}
+    for call, kinds in zip(calls, graph.ops.devices, strict=True):
+        if kinds is None or kind in kinds:
+            found.setdefault(call.signature, call)
+    return found
+
+
+def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, Timing | str]:
+    """Returns the time of each signature on a device, or why there is none."""
+    if not device.is_gpu:
+        with own_thread(device) as thread:
+            return thread.submit(_measure_all, device, calls, CpuClock(), nullcontext).result()
+    from placewise.execute.green_contexts import stream_of
+
+    stream = stream_of(device)
+    return _measure_all(device, calls, StreamClock(stream), lambda: torch.cuda.stream(stream))
+
+
+def _measure_all(
+    device: RealDevice, calls: Mapping[str, OpCall], clock: Clock, place: Callable[[], AbstractContextManager[object]]
+) -> dict[str, Timing | str]:
+    found: dict[str, Timing | str] = {}
+    with torch.no_grad():
+        for signature, call in calls.items():
+            try:
+                with place():
+                    found[signature] = time_work(Work(call, device.torch_device), clock)
+            except (RuntimeError, NotImplementedError) as problem:  # no kernel here, or no memory
+                found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+    return found
+
+
+def _hardware(device: RealDevice) -> str:
+    if device.is_gpu:
+        name = torch.cuda.get_device_name(device.torch_device)
+        return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
+    return f"{device.threads} threads of {platform.processor() or platform.machine()}"
+
+
+def _num_alike(device: RealDevice, devices: Sequence[RealDevice]) -> int:
+    """Returns how many devices there are on the same hardware."""
+    return sum(other.torch_device == device.torch_device for other in devices)

@@ -1,0 +1,119 @@
+"""How much slower devices are that share hardware, while their neighbours work too: slices of a GPU, shares of a CPU.
+
+They share power and memory bandwidth, which separate devices do not. So two kinds of work are timed on one device while
+none, one, two, ... of the others do the same.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Barrier, Event, Thread
+
+import numpy as np
+import torch
+
+from placewise.core.profile import Contention
+from placewise.execute.clocks import own_thread
+from placewise.execute.machine import RealDevice
+
+COMPUTE = {True: (4096, 8), False: (512, 4)}  # of GPUs, of CPUs: rows of square matrices, products in a stretch
+MEMORY = {True: (1 << 26, 8), False: (1 << 23, 4)}  # float32 elements, additions in a stretch
+REPEATS = 7
+
+
+def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
+    """Returns the factors by kind of device; a device that shares its hardware with none has none."""
+    found = {}
+    for kind, is_gpu in (("gpu", True), ("cpu", False)):
+        mates = [device for device in devices if device.is_gpu == is_gpu]
+        mates = [device for device in mates if device.torch_device == mates[0].torch_device]
+        if len(mates) > 1:
+            found[kind] = Contention(_factors(mates, _products), _factors(mates, _additions))
+    return found
+
+
+Stretch = Callable[[], None]  # works for a while, and returns when it has ended
+
+
+def _factors(devices: Sequence[RealDevice], make: Callable[[RealDevice], Stretch]) -> tuple[float, ...]:
+    """Returns the time of the first device's stretch over that alone, by how many others work; it never falls."""
+    seconds = [_beside(devices[: others + 1], make) for others in range(len(devices))]
+    factors = np.maximum.accumulate(np.array(seconds) / seconds[0])
+    return tuple(round(factor, 4) for factor in factors.tolist())
+
+
+def _beside(devices: Sequence[RealDevice], make: Callable[[RealDevice], Stretch]) -> float:
+    """Returns the median time of a stretch on the first device while all others do the same."""
+    stop, started = Event(), Barrier(len(devices))
+
+    def keep_busy(device: RealDevice) -> None:
+        with _thread_of(device) as do:
+            stretch = make(device)
+            do(stretch)
+            started.wait()
+            while not stop.is_set():
+                do(stretch)
+
+    threads = [Thread(target=keep_busy, args=(device,), daemon=True) for device in devices[1:]]
+    for thread in threads:
+        thread.start()
+    try:
+        with _thread_of(devices[0]) as do:
+            stretch = make(devices[0])
+            do(stretch)
+            started.wait()
+            found = [do(stretch) for _ in range(REPEATS)]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return float(np.median(found))
+
+
+@contextmanager
+def _thread_of(device: RealDevice) -> Iterator[Callable[[Stretch], float]]:
+    """Gives a function that does a stretch where the device's ops would run, and returns its seconds."""
+
+    def timed(stretch: Stretch) -> float:
+        start = time.perf_counter()
+        stretch()
+        return time.perf_counter() - start
+
+    with ExitStack() as stack:
+        if device.is_gpu:
+            yield timed
+        else:
+            pool = stack.enter_context(own_thread(device))
+            yield lambda stretch: pool.submit(timed, stretch).result()
+
+
+def _products(device: RealDevice) -> Stretch:
+    rows, times = COMPUTE[device.is_gpu]
+    a, b, out = (torch.rand(rows, rows, device=device.torch_device) for _ in range(3))
+    return _repeated(device, lambda: torch.mm(a, b, out=out), times)
+
+
+def _additions(device: RealDevice) -> Stretch:
+    elements, times = MEMORY[device.is_gpu]
+    a, b, out = (torch.rand(elements, device=device.torch_device) for _ in range(3))
+    return _repeated(device, lambda: torch.add(a, b, out=out), times)
+
+
+def _repeated(device: RealDevice, run: Callable[[], object], times: int) -> Stretch:
+    def all_runs() -> None:
+        for _ in range(times):
+            run()
+
+    if not device.is_gpu:
+        return all_runs
+    from placewise.execute.green_contexts import stream_of
+
+    stream = stream_of(device)
+    torch.cuda.synchronize(device.torch_device)  # the operands are there
+
+    def on_stream() -> None:
+        with torch.cuda.stream(stream):
+            all_runs()
+        stream.synchronize()
+
+    return on_stream
