@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from placewise import __version__
-from placewise.commands import benchmarks, bounding, graphs, inventory, recording, searching, simulation
+from placewise.commands import benchmarks, bounding, graphs, inventory, recording, reporting, searching, simulation
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
 
 COMMANDS = (
@@ -16,7 +16,7 @@ COMMANDS = (
     *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
     bounding.add_bound,
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
-    benchmarks.add_bench,
+    *(reporting.add_report, benchmarks.add_bench),
 )
 
 

@@ -167,6 +167,14 @@ class RunFile:
             raise StoreError(f"{self.path}: the problem of run {number} has changed: was it made by another version?")
         return problem
 
+    def steps(self, number: int) -> Iterator[Step]:
+        """Returns the steps of a run that are recorded, also while another process writes it."""
+        query = """select cost, step_seconds, overflow_bytes, notes, digest, seconds, placement, launch_order
+                   from steps where run = ? order by number"""
+        for cost, seconds, overflow, notes, digest, elapsed, placement, order in self.execute(query, (number,)):
+            best = None if placement is None else (_unpack(placement, np.int16), _unpack(order, np.int32) if order else None)
+            yield Step(_evaluation(cost, seconds, overflow), json.loads(notes), digest, elapsed, best)
+
 
 class Run:
     """One run, held for writing: a second writer is refused until this one closes or its process ends."""
@@ -199,11 +207,7 @@ class Run:
 
     def steps(self) -> Iterator[Step]:
         """Returns the steps that are recorded."""
-        query = """select cost, step_seconds, overflow_bytes, notes, digest, seconds, placement, launch_order
-                   from steps where run = ? order by number"""
-        for cost, seconds, overflow, notes, digest, elapsed, placement, order in self.file.execute(query, (self.number,)):
-            best = None if placement is None else (_unpack(placement, np.int16), _unpack(order, np.int32) if order else None)
-            yield Step(_evaluation(cost, seconds, overflow), json.loads(notes), digest, elapsed, best)
+        return self.file.steps(self.number)
 
     def add(self, step: Step) -> None:
         """Commits a step; one that took long is on the disk when this returns."""

@@ -1,0 +1,205 @@
+"""What a page shows, as plain data: columns of numbers are base64 of their bytes, texts stand once in a list.
+
+`template/data.js` is the other side.
+"""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.core.graph import PHASES, TENSOR_KINDS
+from placewise.core.grouping import module_path
+from placewise.core.problem import Problem
+from placewise.report.curves import Curve
+from placewise.report.lives import Lives, live_at, lives, peak_positions, resident_bytes
+from placewise.report.measured import Measured
+from placewise.report.rivals import Rivals
+from placewise.report.words import explain
+from placewise.simulate.explain import WAITS
+from placewise.simulate.schedule import Schedule
+
+if TYPE_CHECKING:
+    from placewise.bounds import Bound
+
+LARGEST = 12  # tensors of a device at its peak that are told by name
+LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A plan as a page shows it."""
+
+    label: str
+    schedule: Schedule
+    limit: "Bound | None"
+    rivals: Rivals
+    curve: Curve
+    strategy: str | None = None
+    seed: int | None = None
+    evaluations: int | None = None
+    measured: Measured | None = None
+
+
+def page_data(shown: Sequence[Shown]) -> dict[str, Any]:
+    """Returns all that a page shows; problems that several plans share stand once."""
+    problems = {plan.schedule.problem.digest: plan for plan in reversed(shown)}  # the first plan of each counts
+    digests = list(dict.fromkeys(plan.schedule.problem.digest for plan in shown))
+    return {
+        "waits": WAITS,
+        "phases": PHASES,
+        "links": LINKS,
+        "problems": [_problem(problems[digest]) for digest in digests],
+        "plans": [_plan(plan, digests.index(plan.schedule.problem.digest)) for plan in shown],
+    }
+
+
+def pack(values: Any, kind: str) -> dict[str, str]:
+    """Returns a column as its kind (f8, f4, i4, u2, u1) and its bytes, little-endian, in base64."""
+    column: NDArray[Any] = np.ascontiguousarray(values, f"<{kind}")
+    return {"kind": kind, "base64": base64.b64encode(column.tobytes()).decode()}
+
+
+def _table(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Returns each text once, and a column of their numbers."""
+    number = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    return list(number), pack([number[word] for word in words], "i4")
+
+
+def _problem(plan: Shown) -> dict[str, Any]:
+    problem, rivals, limit = plan.schedule.problem, plan.rivals, plan.limit
+    ops, cluster = problem.graph.ops, problem.cluster
+    kinds, kind = _table(ops.kinds)
+    paths, path = _table([module_path(problem.graph, op) for op in range(len(ops))])
+    return {
+        "graph": problem.graph.name,
+        "cluster": cluster.name,
+        "devices": [{"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes} for d in cluster.devices],
+        "channels": cluster.channel_names,
+        "channel": cluster.channels.tolist(),
+        "bound_seconds": None if limit is None else limit.seconds,
+        "alone": None if rivals.alone is None else {"name": rivals.alone[0], "seconds": rivals.alone[1]},
+        "expert_seconds": rivals.expert_seconds,
+        "names": ops.names,
+        "kinds": kinds,
+        "kind": kind,
+        "paths": paths,
+        "path": path,
+        "phase": pack(ops.phases, "u1"),
+        "micro_batch": pack(ops.micro_batches, "i4"),
+    }
+
+
+def _plan(plan: Shown, number: int) -> dict[str, Any]:
+    schedule = plan.schedule
+    problem, t, pieces = schedule.problem, schedule.timeline, lives(schedule)
+    in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
+    in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
+    path = schedule.critical_path
+    return {
+        "problem": number,
+        "label": plan.label,
+        "strategy": plan.strategy,
+        "seed": plan.seed,
+        "evaluations": plan.evaluations,
+        "step_seconds": schedule.step_seconds,
+        "fits": schedule.fits,
+        "words": explain(problem, schedule, plan.limit),
+        "device": pack(schedule.devices, "u2"),
+        "start": pack(t.start, "f8"),
+        "seconds": pack(t.end - t.start, "f4"),
+        "wait": pack(t.wait, "u1"),
+        "wait_for": pack(t.wait_for, "i4"),
+        "bytes": pack(in_use, "f8"),
+        "copies": _copies(schedule),
+        "critical": {
+            "kind": pack([LINKS.index(link.kind) for link in path], "u1"),
+            "number": pack([link.number for link in path], "i4"),
+        },
+        "peak_bytes": schedule.peak_bytes.tolist(),
+        "resident_bytes": resident_bytes(schedule, pieces).tolist(),
+        "at_peak": _at_peak(schedule, pieces),
+        "curve": _curve(plan.curve),
+        "measured": None if plan.measured is None else _measured(plan.measured),
+    }
+
+
+def _copies(schedule: Schedule) -> dict[str, Any]:
+    tensors, t = schedule.problem.graph.tensors, schedule.timeline
+    names, name = _table([tensors.names[n] for n in schedule.copy_tensors.tolist()])
+    return {
+        "names": names,
+        "name": name,
+        "bytes": pack(tensors.nbytes[schedule.copy_tensors], "f8"),
+        "source": pack(t.copy_source, "u2"),
+        "target": pack(t.copy_target, "u2"),
+        "reader": pack(t.copy_reader, "i4"),
+        "start": pack(t.copy_start, "f8"),
+        "seconds": pack(t.copy_end - t.copy_start, "f4"),
+        "wait": pack(t.copy_wait, "u1"),
+        "wait_for": pack(t.copy_wait_for, "i4"),
+    }
+
+
+def _at_peak(schedule: Schedule, pieces: Lives) -> list[dict[str, Any]]:
+    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest pieces."""
+    return [
+        {
+            "op": int(schedule.order[position]) if position >= 0 else -1,
+            "kinds": _by_kind(schedule.problem, pieces, live := live_at(pieces, device, position)),
+            "largest": _largest(schedule.problem, pieces, live),
+            "count": len(live),
+        }
+        for device, position in enumerate(peak_positions(schedule).tolist())
+    ]
+
+
+def _by_kind(problem: Problem, pieces: Lives, live: NDArray[np.int64]) -> list[tuple[str, int]]:
+    """Returns the bytes of each kind of tensor, and of copies, most first; kinds that are not there are left out."""
+    tensors = problem.graph.tensors
+    kind = np.where(pieces.is_copy[live], len(TENSOR_KINDS), tensors.kinds[pieces.tensors[live]])
+    total = np.zeros(len(TENSOR_KINDS) + 1, np.int64)
+    np.add.at(total, kind, tensors.nbytes[pieces.tensors[live]])
+    found = [(name, size) for name, size in zip((*TENSOR_KINDS, "copy"), total.tolist(), strict=True) if size]
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _largest(problem: Problem, pieces: Lives, live: NDArray[np.int64]) -> list[tuple[str, str, int]]:
+    """Returns name, kind and bytes of the largest pieces; of equal ones the first."""
+    tensors = problem.graph.tensors
+    sizes = tensors.nbytes[pieces.tensors[live]]
+    chosen = live[np.argsort(-sizes, kind="stable")[:LARGEST]]
+    return [
+        (
+            tensors.names[t := int(pieces.tensors[piece])],
+            "copy" if pieces.is_copy[piece] else TENSOR_KINDS[tensors.kinds[t]],
+            int(tensors.nbytes[t]),
+        )
+        for piece in chosen.tolist()
+    ]
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "evaluations": pack(curve.evaluations, "f8"),
+        **{name: pack(getattr(curve, name), "f8") for name in ("seconds", "best", "average")},
+    }
+
+
+def _measured(measured: Measured) -> dict[str, Any]:
+    return {
+        "source": measured.source,
+        "step_seconds": measured.step_seconds,
+        "op": pack(measured.ops, "i4"),
+        "device": pack(measured.devices, "u2"),
+        "start": pack(measured.start, "f8"),
+        "seconds": pack(measured.end - measured.start, "f4"),
+        "copy_name": measured.copy_names,
+        "copy_source": pack(measured.copy_source, "u2"),
+        "copy_target": pack(measured.copy_target, "u2"),
+        "copy_start": pack(measured.copy_start, "f8"),
+        "copy_seconds": pack(measured.copy_end - measured.copy_start, "f4"),
+    }

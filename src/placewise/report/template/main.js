@@ -1,0 +1,39 @@
+// Wiring.
+
+byId("critical").addEventListener("click", () => toggle("critical"));
+byId("measured").addEventListener("click", () => toggle("measured"));
+byId("limit").addEventListener("click", () => toggle("upToLimit"));
+byId("zoom-in").addEventListener("click", () => zoom(1 / 1.5));
+byId("zoom-out").addEventListener("click", () => zoom(1.5));
+byId("fit").addEventListener("click", fitView);
+byId("help").addEventListener("click", () => byId("keys").showModal());
+byId("filter").addEventListener("click", () => chooseModule(state.module));
+byId("find").addEventListener("input", (event) => {
+  state.query = event.target.value.trim();
+  state.pinned = null;
+  hideCard();
+  filterOps();
+});
+byId("find").addEventListener("keydown", (event) => { if (event.key === "Enter") goToNext(); });
+byId("timeline").addEventListener("dblclick", (event) => {
+  const place = itemAt(event.offsetX, event.offsetY);
+  if (place) goTo(place);
+});
+addEventListener("keydown", onKey);
+listen(byId("timeline"));
+listen(byId("memory"));
+
+function repaint() {
+  paints = null;
+  colours.clear();
+  showLegend();
+  showCurves();
+  redraw();
+}
+
+new ResizeObserver(() => { showCurves(); redraw(); }).observe(byId("timeline"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+
+showPlans();
+showPlan(0);
+window.placewise = { state, whereIs };  // for those who drive the page
