@@ -83,3 +83,10 @@ def add_worker_options(parser: argparse.ArgumentParser) -> None:
         "--workers", metavar="N", type=positive_argument, help="judge in N processes; with --ray on N Ray workers"
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="judge on a Ray cluster ('local' starts one here)")
+
+
+def add_result_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say where a search's result goes."""
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
+    parser.add_argument("--report", metavar="PAGE", help="write a page.html that shows the plan, and opens offline")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

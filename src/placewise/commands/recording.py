@@ -2,26 +2,42 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from placewise.commands.common import add_worker_options, check_writable, command, positive_argument, print_json
+from placewise.commands.common import (
+    add_result_options,
+    add_worker_options,
+    check_writable,
+    command,
+    positive_argument,
+    print_json,
+)
 from placewise.commands.progress import Ticker
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
+    from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.placing import Request
+    from placewise.report.curves import Curve, Point
     from placewise.search import Outcome
+    from placewise.simulate.schedule import Schedule
 
 _SHOWN = ("model", "cluster", "strategy", "parameters", "seed")
 
 
-def print_plan(
-    problem: "Problem", request: "Request", outcome: "Outcome", limit: "Bound | None", options: argparse.Namespace
+def conclude(
+    problem: "Problem",
+    request: "Request",
+    outcome: "Outcome",
+    limit: "Bound | None",
+    options: argparse.Namespace,
+    points: "Sequence[Point]" = (),
 ) -> None:
-    """Writes and prints the plan of an outcome."""
+    """Writes and prints the plan of an outcome; `points` are how the search went, for its page."""
+    from placewise.commands.reporting import write_report
     from placewise.placing import make_plan, predict
-    from placewise.report.words import explain
 
     if outcome.status == "stopped" and outcome.placement is None:
         raise KeyboardInterrupt
@@ -29,13 +45,41 @@ def print_plan(
     plan = make_plan(problem, request, outcome, schedule, limit)
     if options.output:
         plan.save(options.output)
+    if options.report:
+        write_report(plan, schedule, limit, _curve(problem, request, points, options), options.report)
     if options.json:
         print_json(plan.to_json())
-        return
-    print(plan, "", *explain(problem, schedule, limit), sep="\n")
-    if outcome.status == "stopped":
-        again = "the same command goes on" if options.run_file else "with --run-file it could go on"
-        print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")
+    elif not options.quiet:
+        _print_plan(plan, schedule, limit)
+        if options.report:
+            print(f"\n{options.report} shows it: open it in a browser")
+        if outcome.status == "stopped":
+            again = "the same command goes on" if options.run_file else "with --run-file it could go on"
+            print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")
+
+
+def _print_plan(plan: "Plan", schedule: "Schedule", limit: "Bound | None") -> None:
+    from placewise.report.picture import device_table, terminal_picture
+    from placewise.report.tables import bold, wrapped
+    from placewise.report.words import explain
+
+    print(bold(str(plan).splitlines()[0]), "", *map(wrapped, explain(schedule.problem, schedule, limit)), sep="\n")
+    print("", device_table(schedule), sep="\n")
+    if drawn := terminal_picture(schedule):
+        print("", drawn, sep="\n")
+
+
+def _curve(problem: "Problem", request: "Request", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":
+    """Returns how a search went: from its record where there is one, for that knows most."""
+    from placewise.placing import specify
+    from placewise.report.curves import curve_of_progress, curve_of_steps
+    from placewise.store import RunFile
+
+    if options.run_file is None:
+        return curve_of_progress(points)
+    with RunFile(options.run_file) as file:
+        number = file.find(specify(problem, request))
+        return curve_of_steps(() if number is None else file.steps(number))
 
 
 def add_runs(commands: Any) -> None:
@@ -83,8 +127,7 @@ def add_resume(commands: Any) -> None:
     parser = command(commands, "resume", _resume, "go on with a run that was stopped or killed")
     parser.add_argument("run", metavar="RUN", type=positive_argument, help="its number, as `placewise runs` shows it")
     parser.add_argument("--run-file", metavar="RUNS.DB", required=True, help="the file that it is recorded in")
-    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_result_options(parser)
     add_worker_options(parser)
 
 
@@ -94,6 +137,7 @@ def _resume(options: argparse.Namespace) -> None:
     from placewise.store import Run, RunFile
 
     check_writable(options.output)
+    check_writable(options.report)
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
         limit = find_bound(problem)
@@ -103,4 +147,4 @@ def _resume(options: argparse.Namespace) -> None:
                 outcome = go_on(problem, request, evaluator, record, limit=limit, on_step=ticker)
         finally:
             ticker.clear()
-    print_plan(problem, request, outcome, limit, options)
+    conclude(problem, request, outcome, limit, options)

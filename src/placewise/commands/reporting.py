@@ -10,9 +10,12 @@ from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
+    from placewise.core.plan import Plan
     from placewise.core.problem import Problem
+    from placewise.report.curves import Curve
     from placewise.report.page_data import Shown
     from placewise.report.rivals import Rivals
+    from placewise.simulate.schedule import Schedule
     from placewise.store import RunFile
 
 SQLITE = b"SQLite format 3\0"  # how a run file begins
@@ -45,6 +48,16 @@ def _report(options: argparse.Namespace) -> None:
         print(
             f"{options.output}: {len(shown)} plan{'s' if len(shown) > 1 else ''}, {size / 1e6:.1f} MB; open it in a browser"
         )
+
+
+def write_report(plan: "Plan", schedule: "Schedule", limit: "Bound | None", curve: "Curve", path: str) -> None:
+    """Writes the page of one plan."""
+    from placewise.report.page import write_page
+    from placewise.report.page_data import Shown
+    from placewise.report.rivals import rivals_of
+
+    found = (plan.strategy, plan.seed, plan.evaluations)
+    write_page([Shown("plan", schedule, limit, rivals_of(schedule.problem), curve, *found)], path)
 
 
 def _is_run_file(path: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from placewise.commands.common import (
     CLUSTER_HELP,
     MODEL_HELP,
+    add_result_options,
     add_worker_options,
     check_writable,
     command,
@@ -18,14 +19,16 @@ from placewise.commands.common import (
     seconds_argument,
 )
 from placewise.commands.curves import curves
+from placewise.commands.profiling import add_profile_options, load_timed
 from placewise.commands.progress import Ticker
-from placewise.commands.recording import print_plan
+from placewise.commands.recording import conclude
 from placewise.core.errors import StrategyError
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
     from placewise.core.problem import Problem
     from placewise.placing import Request
+    from placewise.report.curves import Point
     from placewise.search import Outcome, Progress
 
 
@@ -46,6 +49,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a parameter of the strategy")
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search, and go on with one that was left")
     add_worker_options(parser)
+    add_profile_options(parser)
 
 
 # --- place ---
@@ -62,18 +66,15 @@ def add_place(commands: Any) -> None:
         "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most this: 0.05"
     )
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of all randomness (0)")
-    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan.json")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    add_result_options(parser)
     parser.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard")
 
 
 def _problem(options: argparse.Namespace) -> "Problem":
-    from placewise.capture.models import load_graph
-    from placewise.core.cluster import Cluster
     from placewise.core.problem import Problem
 
-    cluster = Cluster.load(options.cluster)
-    return Problem.of(load_graph(options.model), cluster, options.grouping)
+    graph, cluster, _ = load_timed(options)
+    return Problem.of(graph, cluster, options.grouping)
 
 
 def _settings(pairs: list[str]) -> dict[str, str]:
@@ -91,6 +92,7 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.strategies import make
 
     check_writable(options.output)
+    check_writable(options.report)
     strategy = options.strategy or DEFAULT_STRATEGY
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap)
     names = (options.model, options.cluster)
@@ -98,12 +100,22 @@ def _place(options: argparse.Namespace) -> None:
     make(strategy, dict(request.settings))  # wrong names are refused before any work
     problem = _problem(options)
     limit = find_bound(problem)
-    print_plan(problem, request, _search(problem, request, limit, options), limit, options)
+    points: list[Point] = []
+    outcome = _search(problem, request, limit, options, points)
+    conclude(problem, request, outcome, limit, options, points)
 
 
-def _search(problem: "Problem", request: "Request", limit: "Bound | None", options: argparse.Namespace) -> "Outcome":
+def _search(
+    problem: "Problem",
+    request: "Request",
+    limit: "Bound | None",
+    options: argparse.Namespace,
+    points: "list[Point] | None" = None,
+) -> "Outcome":
+    """Returns what a search finds; `points` get how it went."""
     from placewise.evaluate import open_evaluator
     from placewise.placing import run
+    from placewise.report.curves import Point
 
     ticker = Ticker.of(request, limit, options)
     evaluators = open_evaluator(problem, request.order, workers=options.workers, ray=options.ray)
@@ -113,6 +125,8 @@ def _search(problem: "Problem", request: "Request", limit: "Bound | None", optio
             def on_step(progress: "Progress") -> None:
                 ticker(progress)
                 write(progress)
+                if points is not None:
+                    points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
 
             return run(problem, request, evaluator, limit=limit, run_file=options.run_file, on_step=on_step)
     finally:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any
 
 from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
+from placewise.commands.profiling import add_profile_options, load_timed
 
 
 def add_simulate(commands: Any) -> None:
@@ -14,22 +15,32 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to simulate")
     parser.add_argument("--order", choices=("program", "priority"), help="instead of the order that the plan says")
     parser.add_argument("--trace", metavar="FILE", help="write the timeline as a Chrome trace, for ui.perfetto.dev")
+    add_profile_options(parser)
+    parser.add_argument(
+        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+    )
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from placewise.capture.models import load_graph
-    from placewise.core.cluster import Cluster
+    from placewise.core.errors import InputError
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.trace import write_trace
     from placewise.simulate.simulator import Simulator
 
     check_writable(options.trace)
+    if options.together and (options.profile is None or options.busy):
+        raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
     plan = Plan.load(options.plan)
-    problem = Problem.of(load_graph(options.model), Cluster.load(options.cluster))
+    graph, cluster, profile = load_timed(options)
+    problem = Problem.of(graph, cluster)
     placement, order = plan.resolve(problem, options.plan)
     simulator = Simulator(problem, options.order or "program")
     schedule = simulator.schedule(placement, None if options.order else order)
+    if options.together and profile is not None:
+        from placewise.execute.together import schedule_together
+
+        schedule = schedule_together(problem, profile, placement, schedule.order)
     if options.trace:
         write_trace(schedule, options.trace)
     if options.json:
@@ -57,24 +68,11 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
 
 def _print_schedule(schedule: Any) -> None:
     from placewise.placing import find_bound
-    from placewise.report.tables import bold, nbytes, seconds, table
+    from placewise.report.picture import device_table
+    from placewise.report.tables import bold, seconds
     from placewise.report.words import explain
 
     problem, step = schedule.problem, schedule.step_seconds
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step\n")
-    ops = [int((schedule.devices == device).sum()) for device in range(problem.num_devices)]
-    rows = [
-        (
-            *(
-                device.name,
-                f"{ops[i]:,}",
-                seconds(schedule.busy_seconds[i]),
-                f"{schedule.busy_seconds[i] / step:.0%}" if step else "-",
-            ),
-            *(seconds(schedule.copy_seconds[i].sum()), nbytes(schedule.peak_bytes[i]), nbytes(device.memory_bytes)),
-            "" if schedule.peak_bytes[i] <= device.memory_bytes else "does not fit",
-        )
-        for i, device in enumerate(problem.cluster.devices)
-    ]
-    print(table(("device", "ops", "busy", "of step", "sending", "peak memory", "of", ""), rows))
+    print(device_table(schedule))
     print("", *explain(problem, schedule, find_bound(problem)), sep="\n")

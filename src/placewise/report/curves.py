@@ -11,6 +11,14 @@ from placewise.search import Step
 MOST_POINTS = 400  # of a curve on a page
 
 
+class Point(NamedTuple):
+    """How far a search was after a step."""
+
+    evaluations: int
+    seconds: float
+    best: float  # step seconds; infinite while nothing fits
+
+
 class Curve(NamedTuple):
     """A search as it went on; what is not known is NaN."""
 
@@ -27,8 +35,8 @@ def curve_of(history: Sequence[tuple[int, float]]) -> Curve:
     return Curve(np.array(spent, np.int64), unknown, np.array(best, np.float64), unknown)
 
 
-def curve_of_progress(points: Sequence[tuple[int, float, float]]) -> Curve:
-    """Returns the curve of a search that was watched: evaluations, seconds and best step seconds after each step."""
+def curve_of_progress(points: Sequence[Point]) -> Curve:
+    """Returns the curve of a search that was watched."""
     columns = np.array(points, np.float64).reshape(-1, 3)
     unknown = np.full(len(columns), np.nan)
     return thinned(Curve(columns[:, 0].astype(np.int64), columns[:, 1], columns[:, 2], unknown), np.ones(len(columns)))

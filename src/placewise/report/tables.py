@@ -1,7 +1,9 @@
 """Tables and numbers for a terminal."""
 
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -21,6 +23,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, left: int 
 def bold(text: str) -> str:
     """Returns text that stands out on a terminal, and as it is elsewhere or with NO_COLOR."""
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
+
+
+def wrapped(text: str) -> str:
+    """Returns a line as lines that fit the terminal, all but the first indented; elsewhere as it is."""
+    if not sys.stdout.isatty():
+        return text
+    return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def count(number: float) -> str:
