@@ -8,13 +8,23 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from placewise import __version__
-from placewise.commands import benchmarks, bounding, graphs, inventory, recording, reporting, searching, simulation
+from placewise.commands import (
+    benchmarks,
+    bounding,
+    graphs,
+    inventory,
+    profiling,
+    recording,
+    reporting,
+    searching,
+    simulation,
+)
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
     *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
-    bounding.add_bound,
+    *(bounding.add_bound, profiling.add_profile),
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
     *(reporting.add_report, benchmarks.add_bench),
 )

@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, command, print_json, seconds_argument
+from placewise.commands.profiling import add_profile_options, load_timed
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
@@ -28,17 +29,16 @@ def add_bound(commands: Any) -> None:
         "--seconds", metavar="S", type=seconds_argument, help="effort: about this time, the same result always"
     )
     parser.add_argument("--check", action="store_true", help="check the certificates too")
+    add_profile_options(parser)
 
 
 def _bound(options: argparse.Namespace) -> None:
     from placewise.bounds import bound, check
-    from placewise.capture.models import load_graph
-    from placewise.core.cluster import Cluster
     from placewise.core.problem import Problem
     from placewise.report.words import fastest_alone
 
-    cluster = Cluster.load(options.cluster)
-    problem = Problem.of(load_graph(options.model), cluster, options.grouping)
+    graph, cluster, _ = load_timed(options)
+    problem = Problem.of(graph, cluster, options.grouping)
     found = bound(problem, seconds=options.seconds)
     if options.check:
         for part in found.parts:

@@ -1,0 +1,153 @@
+"""Measuring this machine: profile, and the options that use what was measured."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
+
+if TYPE_CHECKING:
+    from placewise.core.cluster import Cluster
+    from placewise.core.graph import Graph
+    from placewise.core.profile import Profile
+    from placewise.execute.profile import Measurements
+
+SHOWN_FAILURES = 3
+
+
+def virtual_argument(text: str) -> tuple[str, int]:
+    """Returns ("cuda:0", 4) of "cuda:0=4"."""
+    name, _, count = text.partition("=")
+    if not name.startswith("cuda:") or not name[5:].isdecimal() or not count.isdecimal() or not 0 < int(count) < 1000:
+        raise argparse.ArgumentTypeError(f"must be a GPU and a number of slices, as in cuda:0=4, it is {text!r}")
+    return name, int(count)
+
+
+def add_virtual_option(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that cuts GPUs into slices."""
+    parser.add_argument(
+        "--virtual",
+        metavar="cuda:0=4",
+        type=virtual_argument,
+        action="append",
+        default=[],
+        help="cut a GPU into so many devices: the cluster's first GPUs are its slices",
+    )
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that take measured times."""
+    parser.add_argument("--profile", metavar="PROFILE", help="take the times that `placewise profile` measured")
+    parser.add_argument(
+        "--busy",
+        metavar="SHARE",
+        type=share_argument,
+        default=0.0,
+        help="with --profile: of the time in which all slices of a GPU are taken to be busy (0)",
+    )
+
+
+def share_argument(text: str) -> float:
+    """Returns a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, it is {text!r}")
+    return value
+
+
+def load_timed(options: argparse.Namespace) -> "tuple[Graph, Cluster, Profile | None]":
+    """Returns the graph of MODEL and the cluster, with measured times where there is a --profile, and the profile."""
+    from placewise.capture.models import load_graph, load_step
+    from placewise.core.cluster import Cluster
+
+    cluster = Cluster.load(options.cluster)
+    if options.profile is None:
+        return load_graph(options.model), cluster, None
+    from placewise.core.profile_file import read_profile
+
+    profile = read_profile(options.profile)
+    profile.check_covers(cluster, options.profile)
+    from placewise.execute.profile import apply_profile
+
+    return *apply_profile(load_step(options.model), cluster, profile, options.busy), profile
+
+
+def add_profile(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "profile", _profile, "measure a model's ops, and the links, on this machine's devices")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}: it names the devices")
+    add_virtual_option(parser)
+    parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")
+    parser.add_argument("--graph", metavar="GRAPH", help="write the graph with these times too")
+    parser.add_argument("--cluster-out", metavar="CLUSTER", help="write the cluster with the measured links too")
+
+
+def _profile(options: argparse.Namespace) -> None:
+    from placewise.capture.models import load_step
+    from placewise.core.cluster import Cluster
+    from placewise.core.cluster_file import write_cluster
+    from placewise.core.graph_file import write_graph
+    from placewise.core.profile_file import write_profile
+    from placewise.execute.profile import apply_profile, measure_profile
+
+    for path in (options.output, options.graph, options.cluster_out):
+        check_writable(path)
+    cluster = Cluster.load(options.cluster)
+    captured = load_step(options.model)
+    found = measure_profile(captured, cluster, dict(options.virtual))
+    graph, measured = apply_profile(captured, cluster, found.profile)
+    write_profile(found.profile, options.output)
+    if options.graph:
+        write_graph(graph, options.graph)
+    if options.cluster_out:
+        write_cluster(measured, options.cluster_out)
+    if options.json:
+        print_json(_facts(found, graph, measured, options))
+    else:
+        _print(found, graph, measured, options)
+
+
+def _op_sums(graph: "Graph", cluster: "Cluster") -> dict[str, float]:
+    from placewise.core.costs import op_seconds
+
+    return dict(zip(cluster.device_names, op_seconds(graph, cluster).sum(axis=0).tolist(), strict=True))
+
+
+def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "file": options.output,
+        "signatures": found.num_signatures,
+        "ops": len(graph.ops),
+        "seconds": found.seconds,
+        "device_seconds": _op_sums(graph, cluster),
+        "dispatch_seconds": found.profile.dispatch_seconds,
+        "contention": {kind: vars(factors) for kind, factors in found.profile.contention.items()},
+        "failures": [list(failure) for failure in found.failures],
+    }
+
+
+def _print(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
+    from placewise.report.tables import count, seconds, table
+
+    profile, sums = found.profile, _op_sums(graph, cluster)
+    took = f"{found.num_signatures:,} signatures of {len(graph.ops):,} ops, measured in {found.seconds:.1f} s"
+    print(f"{options.output}: {took}\n")
+    rows = [(d.name, d.hardware, d.times_of, seconds(sums[d.name])) for d in profile.devices]
+    print(table(("device", "what it is", "times of", "all ops here"), rows, left=3))
+    if profile.links:
+        links = [
+            (link.source, link.target, seconds(link.latency_seconds), f"{count(link.bytes_per_second)}B/s")
+            for link in profile.links
+        ]
+        print("\n" + table(("from", "to", "latency", "bandwidth"), links, left=2))
+    print(f"\na launch takes the host {seconds(profile.dispatch_seconds)}")
+    for kind, factors in profile.contention.items():
+        products, sums_of = (", ".join(f"{factor:.2f}" for factor in row) for row in (factors.compute, factors.memory))
+        print(f"{kind}s that are busy together, by how many others: products × {products}; additions × {sums_of}")
+    if found.failures:
+        print(f"\n{len(found.failures)} signatures could not be measured, and keep the roofline's time:")
+        for device, signature, why in found.failures[:SHOWN_FAILURES]:
+            print(f"  {device}: {signature}: {why}")
