@@ -17,6 +17,7 @@ demo: .venv/demo
 	@echo "demo/trace.json shows the timeline: open it in ui.perfetto.dev"
 
 test: .venv/dev
+	@scripts/chromium
 	scripts/check
 
 .venv/bin/python:

@@ -22,7 +22,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("execute",),
     ("report",),
     ("placing",),
-    ("bench", "bench_curve", "bench_learning", "bench_rows"),
+    ("bench", "bench_curve", "bench_learning", "bench_page", "bench_rows"),
     ("commands",),
     ("cli",),
     ("__init__", "__main__"),
@@ -42,7 +42,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "ray": ("evaluate/",),
     "pymetis": ("strategies/partition.py",),
     "pyscotch": ("strategies/partition.py",),
-    "plotly": ("report/",),
+    "playwright": ("bench_page.py",),
 }
 
 

@@ -59,12 +59,12 @@ def bench_simulate(models: tuple[str, ...]) -> Rows:
     rows = []
     for model in models or SIMULATED:
         problem = Problem.of(load_graph(model), Cluster.load("2xK80"))
-        for kind, placements in _placements(problem, 64).items():
+        for kind, placements in some_placements(problem, 64).items():
             rows.append({"model": model, "placements": kind, **_speeds(problem, placements)})
     return rows
 
 
-def _placements(problem: Problem, batch: int) -> dict[str, Ints]:
+def some_placements(problem: Problem, batch: int) -> dict[str, Ints]:
     """Returns placements at random, and in contiguous parts with one group in fifty elsewhere: [batch, groups] each."""
     rng = np.random.default_rng(0)
     anywhere = rng.integers(problem.num_devices, size=(batch, problem.num_groups))
@@ -153,7 +153,7 @@ def bench_scale(models: tuple[str, ...]) -> Rows:
 
     sizes = [1000 * 2**k for k in range(10)] + [1_000_000]
     problems = [Problem.of(generated_graph(size), Cluster.load("2xK80")) for size in sizes]
-    placements = [_placements(problem, 1)["parts"] for problem in problems]
+    placements = [some_placements(problem, 1)["parts"] for problem in problems]
     rows: Rows = [{"ops": size} for size in sizes]
     for order in ("program", "priority"):
         simulators = [Simulator(problem, order, 1) for problem in problems]

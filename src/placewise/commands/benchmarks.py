@@ -16,6 +16,7 @@ BENCHMARKS = {
     "orders": "what the priority order gains over the program order",
     "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
     "curve": "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
+    "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
     "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
 }
 
@@ -38,12 +39,12 @@ def add_bench(commands: Any) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    from placewise import bench, bench_curve, bench_learning
+    from placewise import bench, bench_curve, bench_learning, bench_page
 
     if options.what == "rows":
         _bench_rows(options)
         return
-    module = {"learning": bench_learning, "curve": bench_curve}.get(options.what, bench)
+    module = {"learning": bench_learning, "curve": bench_curve, "page": bench_page}.get(options.what, bench)
     rows = getattr(module, f"bench_{options.what}")(tuple(options.models))
     if options.json:
         print_json({options.what: rows})

@@ -164,6 +164,6 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
         steps = list(file.steps(run.number))
         best = next(step.best for step in reversed(steps) if step.best is not None)
         yield Shown(
-            *(f"run {run.number}: {said.strategy}", Simulator(problem, said.order).schedule(*best), *context(problem)),
+            *(f"run {run.number}", Simulator(problem, said.order).schedule(*best), *context(problem)),
             *(curve_of_steps(steps), said.strategy, said.seed, run.evaluations),
         )

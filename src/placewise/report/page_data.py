@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from placewise.core.arrays import Ints
 from placewise.core.graph import PHASES, TENSOR_KINDS
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
@@ -25,7 +26,7 @@ from placewise.simulate.schedule import Schedule
 if TYPE_CHECKING:
     from placewise.bounds import Bound
 
-LARGEST = 12  # tensors of a device at its peak that are told by name
+LARGEST = 12  # parts of a device's memory at its peak that are told
 LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
 
 
@@ -145,19 +146,19 @@ def _copies(schedule: Schedule) -> dict[str, Any]:
 
 
 def _at_peak(schedule: Schedule, pieces: Lives) -> list[dict[str, Any]]:
-    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest pieces."""
+    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest parts."""
     return [
         {
             "op": int(schedule.order[position]) if position >= 0 else -1,
             "kinds": _by_kind(schedule.problem, pieces, live := live_at(pieces, device, position)),
-            "largest": _largest(schedule.problem, pieces, live),
+            "modules": _by_module(schedule.problem, pieces, live),
             "count": len(live),
         }
         for device, position in enumerate(peak_positions(schedule).tolist())
     ]
 
 
-def _by_kind(problem: Problem, pieces: Lives, live: NDArray[np.int64]) -> list[tuple[str, int]]:
+def _by_kind(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, int]]:
     """Returns the bytes of each kind of tensor, and of copies, most first; kinds that are not there are left out."""
     tensors = problem.graph.tensors
     kind = np.where(pieces.is_copy[live], len(TENSOR_KINDS), tensors.kinds[pieces.tensors[live]])
@@ -167,19 +168,26 @@ def _by_kind(problem: Problem, pieces: Lives, live: NDArray[np.int64]) -> list[t
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def _largest(problem: Problem, pieces: Lives, live: NDArray[np.int64]) -> list[tuple[str, str, int]]:
-    """Returns name, kind and bytes of the largest pieces; of equal ones the first."""
+def _by_module(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, str, int, int, str]]:
+    """Returns module, kind, count and bytes of what is live, and the largest tensor's name; most bytes first."""
     tensors = problem.graph.tensors
-    sizes = tensors.nbytes[pieces.tensors[live]]
-    chosen = live[np.argsort(-sizes, kind="stable")[:LARGEST]]
-    return [
-        (
-            tensors.names[t := int(pieces.tensors[piece])],
-            "copy" if pieces.is_copy[piece] else TENSOR_KINDS[tensors.kinds[t]],
-            int(tensors.nbytes[t]),
-        )
-        for piece in chosen.tolist()
-    ]
+    parts: dict[tuple[str, str], list[int]] = {}
+    for piece in live.tolist():
+        tensor = int(pieces.tensors[piece])
+        kind = "copy" if pieces.is_copy[piece] else TENSOR_KINDS[tensors.kinds[tensor]]
+        parts.setdefault((_module_of(problem, tensor), kind), []).append(tensor)
+    rows = []
+    for (module, kind), inside in parts.items():
+        sizes = tensors.nbytes[inside]
+        rows.append((module, kind, len(inside), int(sizes.sum()), tensors.names[inside[int(sizes.argmax())]]))
+    return sorted(rows, key=lambda row: -row[3])[:LARGEST]
+
+
+def _module_of(problem: Problem, tensor: int) -> str:
+    """Returns the module of the op that makes a tensor, or else of the one that reads it first."""
+    graph = problem.graph
+    op = int(graph.producer[tensor]) if graph.producer[tensor] >= 0 else int(graph.first_reader[tensor])
+    return module_path(graph, op) if op >= 0 else graph.tensors.names[tensor].rpartition(".")[0]
 
 
 def _curve(curve: Curve) -> dict[str, Any]:

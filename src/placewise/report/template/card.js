@@ -35,7 +35,7 @@ function opCard({ lane, index }) {
       ["kind", `${problem.kinds[problem.kind[op]]}, ${data.phases[problem.phase[op]]}${batch < 0 ? "" : `, micro-batch ${batch}`}`],
       ["on", `${problem.devices[lane.device].name}${lane.isMeasured ? ", measured" : ""}`],
       ["time", seconds(length) + (lane.isMeasured ? ` (predicted ${seconds(predicted)})` : measuredTime(op))],
-      ["from", `${seconds(lane.starts[index])} to ${seconds(lane.ends[index])}`],
+      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
       ["waited for", lane.isMeasured ? null : waitedFor(plan.wait[op], plan.wait_for[op])],
       ["before it", still > length * 1e-3 && still > 1e-9 ? `${problem.devices[lane.device].name} stood still for ${seconds(still)}` : null],
     ],
@@ -58,7 +58,7 @@ function copyCard({ lane, index }) {
       ["way", `${problem.devices[copies.source[c]].name} to ${problem.devices[copies.target[c]].name}`],
       ["size", bytes(copies.bytes[c])],
       ["time", seconds(copies.seconds[c])],
-      ["from", `${seconds(lane.starts[index])} to ${seconds(lane.ends[index])}`],
+      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
       ["for", problem.names[copies.reader[c]]],
       ["waited for", waitedFor(copies.wait[c], copies.wait_for[c])],
     ],
@@ -73,7 +73,7 @@ function measuredCopyCard({ lane, index }) {
     rows: [
       ["way", `${device("copy_source")} to ${device("copy_target")}, measured`],
       ["time", seconds(measured.copy_seconds[row])],
-      ["from", `${seconds(lane.starts[index])} to ${seconds(lane.ends[index])}`],
+      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
     ],
   };
 }

@@ -98,7 +98,7 @@ function memoryCard(y) {
   const i = firstAbove(lane.starts, state.cursor) - 1;
   const now = i < 0 ? state.plan.resident_bytes[d] : state.plan.bytes[lane.numbers[i]];
   return {
-    title: `${device.name} at ${seconds(state.cursor)}`,
+    title: `${device.name} at ${moment(state.cursor)}`,
     rows: [
       ["in use", `${bytes(now)}, ${percent(now / Math.max(device.memory_bytes, 1))} of ${bytes(device.memory_bytes)}`],
       ["before the step", bytes(state.plan.resident_bytes[d])],
@@ -116,7 +116,7 @@ function showPeak() {
     button.addEventListener("click", () => { state.device = i; showPeak(); });
     return button;
   }));
-  const { op, kinds, largest, count: pieces } = plan.at_peak[d];
+  const { op, kinds, modules, count: pieces } = plan.at_peak[d];
   const when = op < 0 ? "before the step" : `at ${seconds(plan.start[op])}, when ${problem.names[op]} is launched`;
   byId("peak").textContent = `${problem.devices[d].name} needs ${bytes(plan.peak_bytes[d])} ${when}: ${count(pieces)} tensors and copies`;
   const shares = kinds.map(([kind, size]) => {
@@ -126,12 +126,12 @@ function showPeak() {
   });
   const names = kinds.map(([kind, size]) => key(KIND_COLOURS[kind], `${kind} ${bytes(size)}`));
   byId("kinds").replaceChildren(make("div", "shares", ...shares), make("p", "", ...names));
-  const rows = largest.map(([name, kind, size]) => {
-    const cell = make("td", "text wide", name);
-    cell.title = name;
-    return make("tr", "", cell, make("td", "text", kind), make("td", "", bytes(size)),
-      make("td", "", percent(size / plan.peak_bytes[d])));
+  const rows = modules.map(([module, kind, tensors, size, largest]) => {
+    const name = make("td", "text wide", module || "in no module");
+    name.title = `largest: ${largest}`;
+    return make("tr", "", name, make("td", "text", kind), ...[count(tensors), bytes(size), percent(size / plan.peak_bytes[d])]
+      .map((text) => make("td", "", text)));
   });
-  const head = make("tr", "", make("th", "text", "largest"), make("th", "text", "kind"), make("th", "", "size"), make("th", "", "share"));
-  byId("largest").replaceChildren(make("thead", "", head), make("tbody", "", ...rows));
+  const head = ["module", "kind", "tensors", "size", "share"].map((text, i) => make("th", i < 2 ? "text" : "", text));
+  byId("largest").replaceChildren(make("thead", "", make("tr", "", ...head)), make("tbody", "", ...rows));
 }

@@ -57,16 +57,21 @@ function listen(canvas) {
   });
   canvas.addEventListener("pointerleave", () => {
     state.cursor = state.hovered = null;
-    if (!state.pinned) hideCard();
+    showPinned();
     redraw();
   });
+}
+
+function showPinned() {
+  if (state.pinned) showCard(itemCard(state.pinned), state.pinnedAt);
+  else hideCard();
 }
 
 function hover(canvas, event, isDragging) {
   if (canvas.id === "timeline") {
     state.hovered = isDragging ? null : itemAt(event.offsetX, event.offsetY);
     if (state.hovered) showCard(itemCard(state.hovered), event);
-    else if (!state.pinned) hideCard();
+    else showPinned();
   } else if (state.cursor !== null && !isDragging) showCard(memoryCard(event.offsetY), event);
   else hideCard();
   redraw();
@@ -78,7 +83,8 @@ function press(canvas, event) {
     showPeak();
   } else {
     state.pinned = itemAt(event.offsetX, event.offsetY);
-    if (!state.pinned) hideCard();
+    state.pinnedAt = { clientX: event.clientX, clientY: event.clientY };
+    showPinned();
   }
   redraw();
 }
@@ -107,7 +113,8 @@ function goToNext() {
   state.pinned = state.places.op.get(op);
   goTo(state.pinned);
   const canvas = byId("timeline").getBoundingClientRect();
-  showCard(itemCard(state.pinned), { clientX: (canvas.left + GUTTER + canvas.right) / 2, clientY: canvas.top + state.pinned.lane.top + 30 });
+  state.pinnedAt = { clientX: (canvas.left + GUTTER + canvas.right) / 2, clientY: canvas.top + state.pinned.lane.top + 30 };
+  showPinned();
 }
 
 function toggle(name) {

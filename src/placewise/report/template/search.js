@@ -10,6 +10,8 @@ function svg(tag, attributes, text) {
   return element;
 }
 
+const nameOf = (plan) => (plan.strategy === null ? plan.label : `${plan.label}: ${plan.strategy}`);
+
 /** Returns the plans of the problem that is shown whose search is known. */
 function searches() {
   return data.plans.map((plan, number) => ({ number, plan }))
@@ -31,7 +33,7 @@ function showCurves() {
   const colour = (number) => (found.length > 1 ? deviceColour(number) : css("--accent"));
   const hasAverage = found.some(({ plan }) => plan.curve.average.some(Number.isFinite));
   byId("curves-legend").replaceChildren(
-    ...found.slice(0, 12).map(({ number, plan }) => key(colour(number), found.length > 1 ? plan.label : "best so far", "thin")),
+    ...found.slice(0, 12).map(({ number, plan }) => key(colour(number), found.length > 1 ? nameOf(plan) : "best so far", "thin")),
     ...(hasAverage ? [key("var(--line)", "thin lines: average of what was tried", "thin")] : []),
     ...(state.problem.bound_seconds ? [key(css("--ink"), `bound ${seconds(state.problem.bound_seconds)}`, "thin")] : []));
   drawCurves(found, colour);
@@ -47,8 +49,11 @@ function drawCurves(found, colour) {
   const last = Math.max(...found.flatMap(({ plan }) => finite(plan.curve[axis])), 1e-9);
   const floor = Math.max(low - (high - low) * 0.06, 0);
   const x = (value) => CHART.left + (value / last) * (width - CHART.left - CHART.right);
-  const y = (value) => CHART.height - CHART.bottom - ((Math.min(value, high) - floor) / (high - floor)) * (CHART.height - CHART.bottom - CHART.top);
-  chart.replaceChildren();
+  const y = (value) => CHART.height - CHART.bottom - ((value - floor) / (high - floor)) * (CHART.height - CHART.bottom - CHART.top);
+  const room = { x: CHART.left, y: CHART.top, width: width - CHART.left - CHART.right + 6, height: CHART.height - CHART.top - CHART.bottom };
+  const clip = svg("clipPath", { id: "room" });
+  clip.append(svg("rect", room));
+  chart.replaceChildren(clip);
   for (const { at, label } of timeTicks(floor, high, 6)) {
     chart.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: y(at), y2: y(at) }),
       svg("text", { x: CHART.left - 10, y: y(at) + 4, "text-anchor": "end" }, label));
@@ -57,10 +62,14 @@ function drawCurves(found, colour) {
   for (const { at, label } of marks) chart.append(svg("text", { x: x(at), y: CHART.height - CHART.bottom + 20, "text-anchor": "middle" }, label));
   chart.append(svg("text", { x: width - CHART.right, y: CHART.height - 4, "text-anchor": "end" }, axis === "seconds" ? "search time" : "evaluations"));
   if (state.problem.bound_seconds) chart.append(svg("path", { class: "bound", d: `M${CHART.left} ${y(bound)}H${width - CHART.right}` }));
+  const lines = svg("g", { "clip-path": "url(#room)" });
   for (const { number, plan: { curve } } of found) {
-    chart.append(svg("path", { class: "average", stroke: colour(number), d: pathOf(curve[axis], curve.average, x, y, false) }),
-      svg("path", { class: "best", stroke: colour(number), d: pathOf(curve[axis], curve.best, x, y, true) + endOf(curve, x, last) }));
+    const stroke = colour(number), end = curve[axis].at(-1);
+    lines.append(svg("path", { class: "average", stroke, d: pathOf(curve[axis], curve.average, x, y, false) }),
+      svg("path", { class: number === state.number ? "best shown" : "best", stroke, d: pathOf(curve[axis], curve.best, x, y, true) }));
+    if (Number.isFinite(end)) lines.append(svg("circle", { cx: x(end), cy: y(curve.best.at(-1)), r: 3.5, fill: stroke }));
   }
+  chart.append(lines);
 }
 
 /** Returns the path through the points that are known; a staircase where values hold until the next point. */
@@ -72,10 +81,4 @@ function pathOf(across, up, x, y, isStair) {
       : isStair ? `H${x(across[i]).toFixed(1)}V${y(up[i]).toFixed(1)}` : `L${x(across[i]).toFixed(1)} ${y(up[i]).toFixed(1)}`;
   }
   return path;
-}
-
-/** Returns the rest of a staircase, to the end of its search. */
-function endOf(curve, x, last) {
-  const end = curve[axis].at(-1);
-  return Number.isFinite(end) ? `H${x(Math.min(end, last)).toFixed(1)}` : "";
 }

@@ -13,6 +13,7 @@ const state = {
   mask: null,              // [ops], 1 for those that both let through; null: all
   critical: true, measured: true, upToLimit: true,
   hovered: null, pinned: null,  // { lane, index }
+  pinnedAt: null,          // where the card of what is pinned stands
   cursor: null,            // seconds under the pointer
   device: 0,               // whose memory is told
   frames: 0,               // drawn so far

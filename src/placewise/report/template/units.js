@@ -12,6 +12,12 @@ function withUnit(number, units) {
 
 const seconds = (number) => withUnit(number, TIMES);
 const bytes = (number) => withUnit(number, SIZES);
+/** Returns a moment of the step with enough digits to tell ops apart. */
+function moment(number) {
+  const [size, unit] = TIMES.find(([size]) => number >= size) || TIMES[2];
+  return `${Number((number / size).toPrecision(6))} ${unit}`;
+}
+
 const count = (number) => number.toLocaleString("en");
 const percent = (share) => `${share >= 0.0995 || share === 0 ? Math.round(share * 100) : (share * 100).toFixed(1)}%`;
 const times = (ratio) => `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)}×`;
