@@ -36,6 +36,10 @@ SHAPE_ONLY = frozenset({  # they look at the shape of their first argument, not 
 LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
 SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"})
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
+BATCH_NORM = {  # arguments that are running statistics, and the one that says whether it trains; the schema does not tell
+    "native_batch_norm": ((3, 4), 5),  # trains: writes them
+    "native_batch_norm_backward": ((3, 4), 7),  # trains: does not look at them
+}
 CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
 GPU_ONLY_PREFIXES = (
     *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
@@ -48,7 +52,7 @@ class OpFacts:
     """What there is to know of an ATen overload, looked up once."""
 
     __slots__ = (
-        *("allocates", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup"),
+        *("allocates", "batch_norm", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup"),
         *("mutated", "name", "overwrites", "random", "recorded", "scatter", "shape_only", "takes_device"),
     )
 
@@ -71,7 +75,8 @@ class OpFacts:
         moves = self.name in MOVES_ONLY or self.allocates
         self.flops_per_element = 0 if moves else FLOPS_PER_ELEMENT.get(self.name, 1)
         self.is_view = function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
-        self.mutated = frozenset(
+        self.batch_norm = BATCH_NORM.get(self.name)
+        self.mutated = frozenset(BATCH_NORM[self.name][0] if self.name == "native_batch_norm" else ()) | frozenset(
             argument.name if argument.kwarg_only else position
             for position, argument in enumerate(function._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write

@@ -111,6 +111,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _collect(args, tensors)
         if kwargs:
             _collect(kwargs.values(), tensors)
+        if facts.batch_norm is not None:
+            args = _without_statistics(facts, args)
+            tensors = []
+            _collect(args, tensors)
         num_meta = sum([tensor.is_meta for tensor in tensors])
         if num_meta < len(tensors):
             if not num_meta and self.phase == UPDATE:
@@ -208,6 +212,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _written(self, facts: OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         """Returns the tensors that an op writes in place."""
         found: list[Tensor] = []
+        if facts.batch_norm is not None and not args[facts.batch_norm[1]]:
+            return found
         for key in facts.mutated:
             if isinstance(key, int):
                 _collect(args[key : key + 1], found)
@@ -294,6 +300,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if type(value) is dict:
             return {key: self._without_host_tensors(entry, numbers_too) for key, entry in value.items()}
         return value
+
+
+def _without_statistics(facts: OpFacts, args: Any) -> Any:
+    """Returns the arguments of a batch norm; its backward step in training gets no running statistics, for it reads none."""
+    assert facts.batch_norm is not None
+    statistics, training = facts.batch_norm
+    if facts.mutated or not args[training]:
+        return args
+    return tuple([None if position in statistics else value for position, value in enumerate(args)])
 
 
 def _without_data(tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def meta_twin(step: TrainingStep, recorder: Recorder) -> TrainingStep:
         raise CaptureError("the optimizer has a parameter that is not one of the model's")
     try:
         model = copy.deepcopy(step.model, memo)
-        optimizer = None if step.optimizer is None else _copy_optimizer(step.optimizer, memo)
+        optimizer = None if step.optimizer is None else copy_optimizer(step.optimizer, memo)
         loss_fn = copy.deepcopy(step.loss_fn, memo)  # a method of the model becomes one of its copy
     except Exception as problem:
         raise CaptureError(f"the model, its loss or its optimizer can't be copied: {problem}") from None
@@ -68,7 +68,7 @@ def _shared_twin(tensor: Tensor, others: list[tuple[Tensor, Tensor]], name: str)
     return _empty(tensor)
 
 
-def _copy_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
+def copy_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
     """Returns a copy that has no state yet and updates parameter by parameter."""
     memo[id(optimizer.state)] = defaultdict(dict)
     twin = copy.deepcopy(optimizer, memo)
