@@ -1,7 +1,8 @@
 """From a step and a machine to a plan: the wiring of problem, bound, strategy, evaluator, search and record."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ import numpy as np
 from placewise import __version__
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluator
-from placewise.core.errors import NothingFits
+from placewise.core.errors import InputError, NothingFits
 from placewise.core.graph import Graph
 from placewise.core.grouping import COLOCATED
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
+from placewise.execute.measured import Measure
 from placewise.report.tables import nbytes
 from placewise.search import Budget, Outcome, Progress, search
 from placewise.simulate.schedule import Schedule
@@ -32,6 +34,7 @@ DEFAULT_STRATEGY = "auto"
 DEFAULT_SECONDS = 10.0  # of auto, whose evaluations are few: it judges most placements by its own model
 CLOSED = 1e-6  # a gap that nobody would look for
 DEFAULT_EVALUATIONS = 2400  # of all others: Post's
+DEFAULT_MEASUREMENTS = 60  # of every strategy, where placements are measured
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,24 @@ class Request:
     order: str = "priority"
     model: str = ""
     cluster: str = ""
+    measure: Measure | None = None  # None: placements are simulated
 
 
-def budget_of(strategy: str, evaluations: int | None, seconds: float | None, target_gap: float | None = None) -> Budget:
+def budget_of(
+    strategy: str,
+    evaluations: int | None,
+    seconds: float | None,
+    target_gap: float | None = None,
+    *,
+    is_measured: bool = False,
+) -> Budget:
     """Returns a budget; without evaluations and seconds it is 10 seconds for auto, 2,400 evaluations for all others.
 
-    auto ends when its gap is closed, too.
+    Where placements are measured it is 60 measurements. auto ends when its gap is closed, too.
     """
+    if is_measured:  # a bound holds for simulated times, so no gap is closed by itself
+        few = DEFAULT_MEASUREMENTS if evaluations is None and seconds is None else evaluations
+        return Budget(few, seconds, target_gap=target_gap)
     if evaluations is None and seconds is None:
         evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)
     if strategy == "auto" and target_gap is None:
@@ -74,21 +88,53 @@ def place(
     workers: int | None = None,
     ray: str | None = None,
     run_file: str | Path | None = None,
+    measure: Measure | None = None,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster; NothingFits where none fits.
 
     Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
-    ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters.
+    ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With
+    `measure` placements are run on this machine and not simulated; without a budget it is 60 of them then.
     """
     graph = step if isinstance(step, Graph) else step.graph
     problem = Problem.of(graph, cluster, grouping)
-    budget = budget_of(strategy, evaluations, seconds, target_gap)
-    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name)
+    budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
+    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
     make(strategy, dict(request.settings))  # wrong names are refused before any work
     limit = find_bound(problem)
-    with open_evaluator(problem, order, workers=workers, ray=ray) as evaluator:
+    with open_judge(problem, request, None if isinstance(step, Graph) else step, workers=workers, ray=ray) as evaluator:
         outcome = run(problem, request, evaluator, limit=limit, run_file=run_file)
     return make_plan(problem, request, outcome, predict(problem, request, outcome), limit)
+
+
+@contextmanager
+def open_judge(
+    problem: Problem,
+    request: Request,
+    step: "CapturedStep | None" = None,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[Evaluator]:
+    """Gives the evaluator that a request asks for: one that simulates, or one that measures.
+
+    What is measured is `step`, or what `request.model` names. `report` gets a line for each measurement that fails.
+    """
+    if request.measure is None:
+        with open_evaluator(problem, request.order, workers=workers, ray=ray) as evaluator:
+            yield evaluator
+        return
+    if workers is not None or ray is not None:
+        raise InputError("measure: one process measures, alone on the machine: workers and ray can't be given")
+    from placewise.evaluate.cached import Cached
+    from placewise.execute.measured import Measured
+    from placewise.execute.measured_worker import RunnerFactory
+    from placewise.execute.run_steps import run_steps
+
+    make = RunnerFactory(request.model if step is None else step.step, problem, request.measure, run_steps)
+    with Measured(problem, make, request.order, request.measure.timeout_seconds, report) as measured:
+        yield Cached(measured)  # what was measured is not measured again
 
 
 def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":
@@ -171,6 +217,7 @@ def specify(problem: Problem, request: Request) -> Specification:
         seed=request.seed,
         budget=request.budget,
         versions={"placewise": __version__, "numpy": np.__version__},
+        measured={} if request.measure is None else request.measure.to_json(),
     )
 
 
@@ -183,7 +230,8 @@ def _parameters(request: Request) -> dict[str, Any]:
 def requested(specification: Specification) -> Request:
     """Returns the request that a specification was made from."""
     s = specification
-    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster)
+    measure = Measure(**s.measured) if s.measured else None
+    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster, measure)
 
 
 def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -201,7 +249,8 @@ def predict(problem: Problem, request: Request, outcome: Outcome) -> Schedule:
 
 def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Schedule, limit: "Bound | None") -> Plan:
     """Returns the plan of an outcome, with what is predicted for it and what no other beats."""
-    step_seconds = schedule.step_seconds
+    is_measured = request.measure is not None
+    step_seconds = outcome.step_seconds if is_measured else schedule.step_seconds
     is_program = bool((np.diff(schedule.order) > 0).all())
     improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
     return Plan(
@@ -215,10 +264,11 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Sc
         evaluations=outcome.evaluations,
         step_seconds=step_seconds,
         bound_seconds=None if limit is None else limit.seconds,
-        gap=None if limit is None else gap_of(step_seconds, limit.seconds),
+        gap=None if limit is None or is_measured else gap_of(step_seconds, limit.seconds),
         fits=schedule.fits,
         peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
         history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
+        predicted_seconds=schedule.step_seconds if is_measured else None,
     )
 
 
@@ -240,4 +290,6 @@ def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
         for device, peak in zip(simulator.problem.cluster.devices, schedule.peak_bytes.tolist(), strict=True)
         if peak > device.memory_bytes
     ]
+    if not over:
+        return f"{tried} none could be run; the simulator says that they fit"
     return f"{tried} the one that overflows least: {', '.join(over)}"

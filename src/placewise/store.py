@@ -56,12 +56,17 @@ class Specification:
     seed: int
     budget: Budget
     versions: dict[str, str] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)  # how placements were measured; empty: they were simulated
 
     @property
     def key(self) -> str:
         """What tells this run from others: all but the names that people gave."""
-        fields = asdict(self)
-        return digest_of({name: value for name, value in fields.items() if name not in ("model", "cluster")})
+        fields = {name: value for name, value in asdict(self).items() if name not in ("model", "cluster")}
+        if self.measured:
+            fields["model"] = self.model  # what was run
+        else:
+            del fields["measured"]  # as in files of before there were measurements
+        return digest_of(fields)
 
 
 @dataclass(frozen=True)

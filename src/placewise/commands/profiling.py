@@ -1,14 +1,26 @@
 """Measuring this machine: profile, and the options that use what was measured."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
-from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
+from placewise.commands.common import (
+    CLUSTER_HELP,
+    MODEL_HELP,
+    check_writable,
+    command,
+    count_argument,
+    positive_argument,
+    print_json,
+    seconds_argument,
+)
+from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.core.cluster import Cluster
     from placewise.core.graph import Graph
     from placewise.core.profile import Profile
+    from placewise.execute.measured import Measure
     from placewise.execute.profile import Measurements
 
 SHOWN_FAILURES = 3
@@ -44,6 +56,41 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="with --profile: of the time in which all slices of a GPU are taken to be busy (0)",
     )
+
+
+def add_measure_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that let placements be measured."""
+    parser.add_argument("--measure", action="store_true", help="run placements on this machine instead of simulating them")
+    parser.add_argument("--steps", metavar="N", type=positive_argument, help="with --measure: the median of N steps (3)")
+    parser.add_argument("--warm-up", metavar="N", type=count_argument, help="with --measure: steps to drop first (1)")
+    parser.add_argument(
+        "--measure-timeout",
+        metavar="S",
+        type=seconds_argument,
+        help="with --measure: end a placement that takes longer (60)",
+    )
+    add_virtual_option(parser)
+
+
+def measure_of(options: argparse.Namespace) -> "Measure | None":
+    """Returns how placements are to be measured; None: they are simulated."""
+    from placewise.execute.measured import Measure
+
+    given = {
+        "steps": options.steps,
+        "warm_up": options.warm_up,
+        "timeout_seconds": options.measure_timeout,
+        "virtual": dict(options.virtual) or None,
+    }
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if chosen and not options.measure:
+        raise InputError("--steps, --warm-up, --measure-timeout and --virtual: need --measure")
+    return Measure(**chosen) if options.measure else None
+
+
+def report_failure(line: str) -> None:
+    """Says on standard error that a measurement failed."""
+    print(f"placewise: {line}", file=sys.stderr)
 
 
 def share_argument(text: str) -> float:

@@ -132,8 +132,8 @@ def add_resume(commands: Any) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
-    from placewise.evaluate import open_evaluator
-    from placewise.placing import find_bound, go_on, requested
+    from placewise.commands.profiling import report_failure
+    from placewise.placing import find_bound, go_on, open_judge, requested
     from placewise.store import Run, RunFile
 
     check_writable(options.output)
@@ -141,9 +141,10 @@ def _resume(options: argparse.Namespace) -> None:
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
         limit = find_bound(problem)
-        ticker = Ticker.of(request, limit, options)
+        ticker = Ticker.of(request, None if request.measure else limit, options)
         try:
-            with open_evaluator(problem, request.order, workers=options.workers, ray=options.ray) as evaluator:
+            judge = open_judge(problem, request, workers=options.workers, ray=options.ray, report=report_failure)
+            with judge as evaluator:
                 outcome = go_on(problem, request, evaluator, record, limit=limit, on_step=ticker)
         finally:
             ticker.clear()

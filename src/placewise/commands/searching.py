@@ -19,7 +19,7 @@ from placewise.commands.common import (
     seconds_argument,
 )
 from placewise.commands.curves import curves
-from placewise.commands.profiling import add_profile_options, load_timed
+from placewise.commands.profiling import add_measure_options, add_profile_options, load_timed, measure_of, report_failure
 from placewise.commands.progress import Ticker
 from placewise.commands.recording import conclude
 from placewise.core.errors import StrategyError
@@ -50,6 +50,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search, and go on with one that was left")
     add_worker_options(parser)
     add_profile_options(parser)
+    add_measure_options(parser)
 
 
 # --- place ---
@@ -94,9 +95,10 @@ def _place(options: argparse.Namespace) -> None:
     check_writable(options.output)
     check_writable(options.report)
     strategy = options.strategy or DEFAULT_STRATEGY
-    budget = budget_of(strategy, options.budget, options.seconds, options.target_gap)
+    measure = measure_of(options)
+    budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
     names = (options.model, options.cluster)
-    request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names)
+    request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names, measure)
     make(strategy, dict(request.settings))  # wrong names are refused before any work
     problem = _problem(options)
     limit = find_bound(problem)
@@ -113,12 +115,11 @@ def _search(
     points: "list[Point] | None" = None,
 ) -> "Outcome":
     """Returns what a search finds; `points` get how it went."""
-    from placewise.evaluate import open_evaluator
-    from placewise.placing import run
+    from placewise.placing import open_judge, run
     from placewise.report.curves import Point
 
-    ticker = Ticker.of(request, limit, options)
-    evaluators = open_evaluator(problem, request.order, workers=options.workers, ray=options.ray)
+    ticker = Ticker.of(request, None if request.measure else limit, options)
+    evaluators = open_judge(problem, request, workers=options.workers, ray=options.ray, report=report_failure)
     try:
         with curves(getattr(options, "tensorboard", None)) as write, evaluators as evaluator:
 
@@ -148,7 +149,7 @@ def _compare(options: argparse.Namespace) -> None:
     from placewise.placing import Request, budget_of, find_bound
     from placewise.strategies import make, names_of
 
-    names, settings = names_of(options.strategies), _settings(options.set)
+    names, settings, measure = names_of(options.strategies), _settings(options.set), measure_of(options)
     own = {name: {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == name} for name in names}
     if unknown := [key for key in settings if key.partition(".")[0] not in names or "." not in key]:
         raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {unknown[0]!r}")
@@ -157,9 +158,9 @@ def _compare(options: argparse.Namespace) -> None:
     problem = _problem(options)
     limit, rows = find_bound(problem), []
     for name in names:
-        budget = budget_of(name, options.budget, options.seconds)
+        budget = budget_of(name, options.budget, options.seconds, is_measured=measure is not None)
         requests = [
-            Request(name, own[name], budget, seed, options.order, options.model, options.cluster)
+            Request(name, own[name], budget, seed, options.order, options.model, options.cluster, measure)
             for seed in range(options.seeds)
         ]
         outcomes, trouble = _searches(problem, requests, limit, options)

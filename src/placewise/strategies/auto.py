@@ -125,22 +125,23 @@ class Auto:
 
     def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:
         """Yields a few promising and different placements, corrects the model by their times, searches there, and again."""
-        measured = [Measured(starts[0].placement, starts[0].order, float(evaluation.step_seconds[0]))]
+        chosen, tried, measured = starts[:1], list[Ints](), list[Measured]()
         while True:
-            model = Simulator(corrected(problem, measured))
-            again = [Stand.of(model, m.placement, m.order) for m in measured]
-            candidates = settled([*again, *portfolio(model, rng)])
-            for stands, _ in islice(self._walks(model, candidates, rng), self.rounds):
-                candidates = settled([*stands, *candidates])
-            chosen = most_different(candidates, [m.placement for m in measured], self.batch)
-            if not chosen:
-                return
-            evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
+            tried += [stand.placement for stand in chosen]  # those that failed too: they are not asked for again
             measured += [
                 Measured(stand.placement, stand.order, seconds)
                 for stand, seconds in zip(chosen, evaluation.step_seconds.tolist(), strict=True)
                 if np.isfinite(seconds)
             ]
+            model = Simulator(corrected(problem, measured))
+            again = [Stand.of(model, m.placement, m.order) for m in measured]
+            candidates = settled([*again, *portfolio(model, rng)])
+            for stands, _ in islice(self._walks(model, candidates, rng), self.rounds):
+                candidates = settled([*stands, *candidates])
+            chosen = most_different(candidates, tried, self.batch)
+            if not chosen:
+                return
+            evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
 
 
 def propose(stands: list[Stand], notes: dict[str, object]) -> Proposal:
