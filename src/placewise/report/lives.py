@@ -63,6 +63,7 @@ def peak_positions(schedule: Schedule) -> Ints:
     """Returns the launch at which each device first needs the most memory, or -1: before the first one: [devices]."""
     own = schedule.devices[schedule.order][:, None] == np.arange(schedule.problem.num_devices)
     full = own & (schedule.memory == schedule.peak_bytes)
+    full = np.append(full, np.zeros((1, full.shape[1]), np.bool_), axis=0)  # there may be no launch
     return np.where(full.any(axis=0), full.argmax(axis=0), SINCE_BEFORE)
 
 
