@@ -1,0 +1,60 @@
+"""Batches: one like the example goes in, anything else is refused."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewise.core.errors import ExecutionError
+
+
+def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """Yields the path and the tensor of every entry of a batch that is built like the example."""
+    if isinstance(example, Tensor):
+        if not isinstance(given, Tensor) or given.shape != example.shape or given.dtype != example.dtype:
+            raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+        yield path, given
+    elif isinstance(example, Mapping):
+        if not isinstance(given, Mapping) or given.keys() != example.keys():
+            raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+        for key, entry in example.items():
+            yield from batch_tensors(entry, given[key], f"{path}[{key!r}]")
+    elif isinstance(example, (list, tuple)):
+        if not isinstance(given, (list, tuple)) or len(given) != len(example):
+            raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+        for i, entry in enumerate(example):
+            yield from batch_tensors(entry, given[i], f"{path}[{i}]")
+    elif type(given) is not type(example) or given != example:
+        raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"the keys {', '.join(map(repr, value))}"
+    if isinstance(value, (list, tuple)):
+        return f"{len(value)} entries"
+    return repr(value) if isinstance(value, (bool, int, float, str)) or value is None else f"a {type(value).__name__}"
+
+
+def cut_part(tensor: Tensor, number: int, count: int) -> Tensor:
+    """Returns the rows of a micro-batch; a tensor without rows belongs to all of them."""
+    if count == 1 or not tensor.dim():
+        return tensor
+    rows = tensor.shape[0] // count
+    return tensor.narrow(0, number * rows, rows)
+
+
+def settle(tensor: Tensor, strides: tuple[int, ...], device: torch.device, nbytes: int) -> Tensor:
+    """Returns a tensor on a device with these strides, alone in a storage of `nbytes`; itself where it is so already."""
+    storage = tensor.untyped_storage()
+    if tensor.device == device and tensor.stride() == strides and storage.nbytes() == nbytes:
+        return tensor.detach()
+    tensor = tensor.detach()
+    for dim, stride in enumerate(strides):
+        if not stride and tensor.shape[dim] > 1:  # an expanded dimension is one element in memory
+            return settle(tensor.narrow(dim, 0, 1), strides, device, nbytes).expand(tensor.shape)
+    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
+    return made.copy_(tensor, non_blocking=True)

@@ -1,0 +1,47 @@
+"""From a plan to a step that runs."""
+
+from collections.abc import Mapping
+
+from placewise.capture.training import CapturedStep
+from placewise.core.arrays import Ints
+from placewise.core.cluster import Cluster
+from placewise.core.plan import Plan
+from placewise.core.presets import PRESETS
+from placewise.core.problem import Problem
+from placewise.execute.lanes import Placed
+from placewise.execute.lowering import lower, tensor_devices
+from placewise.execute.machine import RealDevice, real_devices
+from placewise.execute.meetings import Streams
+from placewise.execute.train_step import TrainStep
+from placewise.execute.values import Values
+
+
+def compile_plan(
+    plan: Plan, step: CapturedStep, cluster: Cluster | None = None, virtual: Mapping[str, int] | None = None
+) -> TrainStep:
+    """Returns the step as the plan places it, ready to run on this machine.
+
+    Without a cluster it is the preset that the plan names, or this machine as `placewise detect` describes it.
+    """
+    if cluster is None:
+        cluster = Cluster.load(plan.cluster) if plan.cluster in PRESETS and plan.cluster else Cluster.detect()
+    problem = Problem.of(step.graph, cluster)
+    placement, order = plan.resolve(problem)
+    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual))
+
+
+def compile_placement(
+    problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep, devices: tuple[RealDevice, ...]
+) -> TrainStep:
+    """Returns the step with a placement [groups], launched in an order [ops] or in program order."""
+    instructions = lower(problem, placement, order)
+    placed = Placed(Values.of(step), instructions, tensor_devices(problem, placement), devices)
+    return TrainStep(step, placed, _streams(devices))
+
+
+def _streams(devices: tuple[RealDevice, ...]) -> Streams | None:
+    if not any(device.is_gpu for device in devices):
+        return None
+    from placewise.execute.cuda import CudaStreams
+
+    return CudaStreams(devices)

@@ -1,0 +1,261 @@
+"""From instructions to one straight-line function for each thread that launches: a lane.
+
+Every CPU device has a lane of its own; the host's lane launches for all GPUs. A lane keeps its values in local variables:
+`s5` is slot 5 at its home, `c5_7_1` the same window on the copy of tensor 7 on device 1. Lanes hand values to each other in
+a mailbox and wait at gates, and both only where a dependency crosses.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from time import perf_counter
+
+import torch
+
+from placewise.capture.program import Slot
+from placewise.core.arrays import Ints
+from placewise.execute.copying import copy_window, share_window
+from placewise.execute.gates import Alarm
+from placewise.execute.instructions import Copy, Free, Instructions, Run
+from placewise.execute.machine import RealDevice
+from placewise.execute.meetings import HOST_LANE, Meetings, Streams
+from placewise.execute.numbers import Numbers
+from placewise.execute.source import Source
+from placewise.execute.values import HOST, Values, is_random, slots_of
+from placewise.execute.waits import Waits, plan_waits
+
+PARAMETERS = ("residents", "numbers", "mail", "outputs", "note")
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A captured step with its instructions, on real devices."""
+
+    values: Values
+    instructions: Instructions
+    homes: Ints  # [tensors], the device where each comes into being
+    devices: tuple[RealDevice, ...]
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What has to wait for what."""
+        random_ops = frozenset(op for op, call in enumerate(self.values.op_calls) if is_random(call))
+        return plan_waits(self.values.graph, self.instructions, [d.is_gpu for d in self.devices], random_ops)
+
+    @cached_property
+    def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
+        """For each (tensor, device) that is copied: the windows that its readers there start from."""
+        homes, storages = self.homes.tolist(), self.values.storages
+        found: dict[tuple[int, int], dict[Slot, None]] = {}
+        for step in self.instructions.steps:
+            if isinstance(step, Run):
+                versions = self.values.read_versions[step.op]
+                for slot in slots_of(self.values.op_calls[step.op]):
+                    if storages[slot] != HOST and homes[versions[storages[slot]]] != step.device:
+                        key = (versions[storages[slot]], step.device)
+                        found.setdefault(key, {})[self.values.base_of(slot)] = None
+        return {key: tuple(bases) for key, bases in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The functions of one step: by CPU device, or HOST_LANE. Each takes PARAMETERS."""
+
+    functions: dict[int, Callable[..., None]]
+    num_mails: int
+
+
+class LaneWriter:
+    """Writes the lanes of a placed step; with `is_noted` they also note when everything ran, and what it made."""
+
+    def __init__(
+        self, placed: Placed, numbers: Numbers, positions: dict[Slot, int], streams: Streams | None, alarm: Alarm,
+        is_noted: bool = False,
+    ) -> None:  # fmt: skip
+        self.placed, self.values, self.numbers, self.positions = placed, placed.values, numbers, positions
+        self.streams, self.is_noted = streams, is_noted
+        self.homes = placed.homes.tolist()
+        self.meetings = Meetings(placed.waits, [device.is_gpu for device in placed.devices], streams, alarm)
+        self.sources: dict[int, Source] = {}
+        self.names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> windows on it
+        self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, window) -> its place in the mailbox
+        self.arrivals: dict[int, list[str]] = {}  # CPU device -> lines that take copies from the mailbox
+        self.entered = HOST  # the device whose stream is the current one
+
+    def write(self) -> Lanes:
+        """Returns the lanes."""
+        for number, step in enumerate(self.placed.instructions.steps):
+            match step:
+                case Run():
+                    self._run(number, step)
+                case Copy() if self.placed.devices[step.source].is_gpu or self.placed.devices[step.target].is_gpu:
+                    self._copy_by_host(number, step)
+                case Copy():
+                    self._copy_by_reader(number, step)
+                case Free():
+                    if names := self.names.pop((step.tensor, step.device), None):
+                        self._source(step.device).add(f"del {', '.join(names)}")
+        for i, slot in enumerate(self.values.program.outputs):
+            storage = self.values.storages[slot]
+            device = self.homes[storage]
+            self._source(device).add(f"outputs[{i}] = {self._window(slot, storage, device)}")
+        return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
+
+    def _source(self, device: int) -> Source:
+        lane = HOST_LANE if self.placed.devices[device].is_gpu else device
+        if lane not in self.sources:
+            source = self.sources[lane] = Source("lane_host" if lane == HOST_LANE else f"lane_{lane}", PARAMETERS)
+            source.names |= {"copy_window": copy_window, "share_window": share_window, "now": perf_counter}
+            if self.streams is not None:
+                source.names["pin"] = self.streams.pin
+        return self.sources[lane]
+
+    # --- ops ---
+
+    def _run(self, number: int, step: Run) -> None:
+        source, call, device = self._source(step.device), self.values.op_calls[step.op], self.placed.devices[step.device]
+        self.meetings.wait(number, source)
+        for line in self.arrivals.pop(step.device, ()):
+            source.add(line)
+        if self.streams is not None and device.is_gpu and self.entered != step.device:
+            source.add_call(f"enter_{step.device}", self.streams.enter(step.device))
+            self.entered = step.device
+        name_of = partial(self._argument, step.op, step.device)
+        for slot in slots_of(call):
+            name_of(slot)  # windows are made before the op is noted to start
+        expression = source.call(call, name_of, torch.device(device.torch_device))
+        targets = [self._target(slot, self.values.storages[slot], step.device) for slot in call.results]
+        self._note_start(number, step.device)
+        source.assign(call, targets, expression)
+        self._note_end(number, step.device, [target for target in targets if target != "_"])
+        for tensor, base, target in self._posts.get(step.op, ()):
+            window = self._window(base, tensor, step.device)
+            first = self.placed.copied_bases[tensor, target][0]
+            pinned = self.placed.devices[target].is_gpu and base == first
+            source.add(f"{self._mail(tensor, target, base)} = {f'pin({window})' if pinned else window}")
+        self.meetings.tell(number, source)
+
+    @cached_property
+    def _posts(self) -> dict[int, list[tuple[int, Slot, int]]]:
+        """For each op of a CPU device: (tensor, window, target) that it hands to those who copy what it made."""
+        makers = self.values.graph.producer.tolist()
+        posts: dict[int, list[tuple[int, Slot, int]]] = {}
+        for step in self.placed.instructions.steps:
+            if isinstance(step, Copy) and makers[step.tensor] >= 0 and not self.placed.devices[step.source].is_gpu:
+                bases = self.placed.copied_bases[step.tensor, step.target]
+                posts.setdefault(makers[step.tensor], []).extend((step.tensor, base, step.target) for base in bases)
+        return posts
+
+    def _argument(self, op: int, device: int, slot: Slot) -> str:
+        """Returns the name of what an op reads."""
+        storage = self.values.storages[slot]
+        if storage != HOST:
+            return self._window(slot, self.values.read_versions[op][storage], device)
+        return f"numbers[{self.numbers.wanted[self.numbers.reads[op][slot]]}]"
+
+    # --- windows ---
+
+    def _name(self, slot: Slot, tensor: int, device: int) -> tuple[str, dict[str, None]]:
+        """Returns the name of a window on a tensor, and all names on that memory."""
+        if self.homes[tensor] == device:
+            return f"s{slot:d}", self.names.setdefault((self.values.storages[slot], device), {})
+        return f"c{slot:d}_{tensor}_{device}", self.names.setdefault((tensor, device), {})
+
+    def _target(self, slot: Slot, tensor: int, device: int) -> str:
+        """Returns the name that a new window is given, or "_" for one that has its name already."""
+        name, names = self._name(slot, tensor, device)
+        if name in names:
+            return "_"
+        names[name] = None
+        return name
+
+    def _window(self, slot: Slot, tensor: int, device: int) -> str:
+        """Returns the name of a window on a device, and makes it there when it is first needed."""
+        name, names = self._name(slot, tensor, device)
+        if name in names:
+            return name
+        source = self._source(device)
+        if slot in self.values.views:
+            call = self.values.views[slot]
+            expression = source.call(call, lambda other: self._window(other, tensor, device), None)
+            source.assign(call, [self._target(result, tensor, device) for result in call.results], expression)
+        else:
+            source.add(f"{self._target(slot, tensor, device)} = residents[{self.positions[slot]}]")
+        return name
+
+    # --- copies ---
+
+    def _mail(self, tensor: int, target: int, base: Slot) -> str:
+        return self.mails.setdefault((tensor, target, base), f"mail[{len(self.mails)}]")
+
+    def _handed(self, step: Copy, base: Slot) -> tuple[str, str]:
+        """Returns where a copy finds a window of a CPU device's, and the line that forgets it."""
+        if self.values.graph.producer[step.tensor] < 0:
+            return f"residents[{self.positions[base]}]", ""
+        mail = self._mail(step.tensor, step.target, base)
+        return mail, f"{mail} = None"
+
+    def _copy_by_reader(self, number: int, step: Copy) -> None:
+        """Copies between CPU devices, in the lane of the one that reads."""
+        source = self._source(step.target)
+        self.meetings.wait(number, source)
+        self._note_start(number, step.target)
+        first = ""
+        for base in self.placed.copied_bases[step.tensor, step.target]:
+            name, (handed, forget) = self._target(base, step.tensor, step.target), self._handed(step, base)
+            source.add(f"{name} = share_window({first}, {handed})" if first else f"{name} = copy_window({handed})")
+            first = first or name
+            if forget:
+                source.add(forget)
+        self._note_end(number, step.target, [first])
+        self.meetings.tell(number, source)
+
+    def _copy_by_host(self, number: int, step: Copy) -> None:
+        """Copies from or to a GPU, in the channel's stream."""
+        assert self.streams is not None
+        from_gpu, to_gpu = self.placed.devices[step.source].is_gpu, self.placed.devices[step.target].is_gpu
+        source = self._source(step.source if from_gpu else step.target)
+        self.meetings.wait(number, source)
+        copy, first = f"copy_{step.source}_{step.target}", ""
+        source.names[copy] = self.streams.copy(step.source, step.target)
+        self._note_start(number, step.source if from_gpu else step.target, (step.source, step.target))
+        for base in self.placed.copied_bases[step.tensor, step.target]:
+            if from_gpu:
+                given, forget = self._window(base, step.tensor, step.source), ""
+            else:
+                given, forget = self._handed(step, base)
+                given = given if forget or first else f"pin({given})"
+            name = self._target(base, step.tensor, step.target)
+            mail = self._mail(step.tensor, step.target, base) if not to_gpu else ""
+            made = f"share_window({first}, {mail or given})" if first else mail or f"{copy}({given})"
+            if mail:
+                source.add(f"{mail} = {given if first else f'{copy}({given})'}")
+                self.arrivals.setdefault(step.target, []).extend([f"{name} = {made}", f"{mail} = None"])
+            else:
+                source.add(f"{name} = {made}")
+            first = first or name
+            if forget:
+                source.add(forget)
+        self.entered = HOST
+        self._note_end(
+            number, step.source if from_gpu else step.target, [first] if to_gpu else [], (step.source, step.target)
+        )
+        self.meetings.tell(number, source)
+
+    # --- notes ---
+
+    def _note_start(self, number: int, device: int, channel: tuple[int, ...] = ()) -> None:
+        if self.is_noted and self.placed.devices[device].is_gpu:
+            assert self.streams is not None
+            self._source(device).add_call(f"start_{number}", self.streams.mark(number, False, channel or (device,)))
+        elif self.is_noted:
+            self._source(device).add("begin = now()")
+
+    def _note_end(self, number: int, device: int, made: list[str], channel: tuple[int, ...] = ()) -> None:
+        source = self._source(device)
+        if self.is_noted and self.placed.devices[device].is_gpu:
+            assert self.streams is not None
+            source.add_call(f"end_{number}", self.streams.mark(number, True, channel or (device,)))
+        if self.is_noted:
+            times = "None, None" if self.placed.devices[device].is_gpu else "begin, now()"
+            source.add(f"note({', '.join([str(number), times, *made])})")

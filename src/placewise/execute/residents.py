@@ -1,0 +1,151 @@
+"""What is there before a step starts: the model's own tensors at their home devices, the optimizer's, and the batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from placewise.capture.program import Resident, Slot
+from placewise.capture.step import TrainingStep
+from placewise.core.arrays import Ints
+from placewise.core.errors import ExecutionError
+from placewise.execute.batches import batch_tensors, cut_part, settle
+from placewise.execute.machine import RealDevice
+from placewise.execute.state import make_state
+from placewise.execute.values import Values
+
+Batch = dict[str, Tensor]  # an entry's path -> tensor
+Getter = Callable[[Batch], Any]
+
+
+class Residents:
+    """The values of a program's residents; they are looked up anew in every step, so that others may change them between.
+
+    A parameter or buffer lives at its home device: it is the model's own tensor, moved there. One that has left (by
+    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step.
+    """
+
+    def __init__(self, values: Values, step: TrainingStep, homes: Ints, devices: tuple[RealDevice, ...]) -> None:
+        self._values, self._step, self._program = values, step, values.program
+        self._tensors = [torch.device(devices[home].torch_device) for home in homes.tolist()]
+        self._places = _places(step.model)
+        self._check_model()
+        if step.optimizer is not None:
+            make_state(self._program, step.model, step.optimizer)
+        self._parameters = dict(step.model.named_parameters())
+        self._examples = dict(batch_tensors(step.batch, step.batch))
+        self._getters = [self._getter(resident) for resident in self._program.residents]
+        self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
+
+    def gather(self, batch: Any) -> list[Any]:
+        """Returns the residents' values, in the program's order; the batch must be like the example."""
+        given = dict(batch_tensors(self._step.batch, batch))
+        return [getter(given) for getter in self._getters]
+
+    def keep(self, updates: list[Any]) -> None:
+        """Puts the numbers that the host has computed into the optimizer's state."""
+        assert self._step.optimizer is not None or not updates
+        for (resident, _), value in zip(self._program.updates, updates, strict=True):
+            assert self._step.optimizer is not None
+            self._step.optimizer.state[self._parameters[resident.name]][resident.key] = value
+
+    def _check_model(self) -> None:
+        for resident in self._program.residents:
+            if resident.kind == "constant" and resident.value is None:
+                raise ExecutionError(
+                    "the step reads a tensor that has no value, for the model was built on the meta device: build it on a "
+                    "real one"
+                )
+        for name, tensor in (*self._step.model.named_parameters(), *self._step.model.named_buffers()):
+            if tensor.is_meta:
+                raise ExecutionError(
+                    f"{name} is on the meta device and has no values: build the model on a real device, or give it values "
+                    "with model.to_empty(device='cpu')"
+                )
+
+    def _getter(self, resident: Resident) -> Getter:
+        """Returns how the value of a resident is found in a step."""
+        match resident.kind:
+            case "parameter" | "buffer":
+                return self._model_getter(resident)
+            case "state":
+                return self._state_getter(resident)
+            case "input":
+                return self._input_getter(resident)
+            case "hyper-parameter":
+                assert self._step.optimizer is not None
+                groups, number, name = self._step.optimizer.param_groups, int(resident.key), resident.name
+                return lambda batch: groups[number][name]
+        return self._constant_getter(resident)
+
+    def _model_getter(self, resident: Resident) -> Getter:
+        table, key = self._places[resident.name]
+        sharing = _sharing(self._places, table[key])
+        home = self._tensors[resident.tensor]
+
+        def get(batch: Batch) -> Any:
+            tensor = table[key]
+            if tensor.device != home:
+                moved = settle(tensor, tensor.stride(), home, -1)
+                for other, name in sharing:
+                    other[name].data = moved
+            return tensor
+
+        return get
+
+    def _state_getter(self, resident: Resident) -> Getter:
+        assert self._step.optimizer is not None
+        state, parameter, key = self._step.optimizer.state, self._parameters[resident.name], resident.key
+        if resident.tensor < 0:
+            return lambda batch: state[parameter][key]
+        home = self._tensors[resident.tensor]
+
+        def get(batch: Batch) -> Any:
+            tensor = state[parameter][key]
+            if tensor.device != home:
+                tensor = state[parameter][key] = settle(tensor, tensor.stride(), home, -1)
+            return tensor
+
+        return get
+
+    def _input_getter(self, resident: Resident) -> Getter:
+        name, number, count = resident.name, max(int(resident.key), 0), self._step.micro_batches
+        home, nbytes = self._tensors[resident.tensor], int(self._values.graph.tensors.nbytes[resident.tensor])
+        strides = self._examples[name].stride()
+        return lambda batch: settle(cut_part(batch[name], number, count), strides, home, nbytes)
+
+    def _constant_getter(self, resident: Resident) -> Getter:
+        assert resident.value is not None
+        if resident.tensor < 0:
+            value = resident.value.clone()
+            return lambda batch: value.clone()
+        nbytes = int(self._values.graph.tensors.nbytes[resident.tensor])
+        value = settle(resident.value, resident.value.stride(), self._tensors[resident.tensor], nbytes)
+        if resident.tensor in self._values.written_storages:
+            return lambda batch: value.clone()
+        return lambda batch: value
+
+
+Place = tuple[dict[str, Any], str]  # a module's own table of parameters or buffers, and the name in it
+
+
+def _places(model: nn.Module) -> dict[str, Place]:
+    """Returns where the model keeps each parameter and buffer, by its full name."""
+    places: dict[str, Place] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for table in (module._parameters, module._buffers):
+            for key in table:
+                if table[key] is not None:
+                    places[f"{prefix}.{key}" if prefix else key] = (table, key)
+    return places
+
+
+def _sharing(places: dict[str, Place], tensor: Tensor) -> list[Place]:
+    """Returns where the model keeps tensors that are the same numbers in memory."""
+    found = []
+    for table, key in places.values():
+        other = table[key]
+        if other.data_ptr() == tensor.data_ptr() and other.shape == tensor.shape and other.stride() == tensor.stride():
+            found.append((table, key))
+    return found

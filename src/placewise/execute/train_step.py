@@ -1,0 +1,80 @@
+"""A compiled step: a real batch in, the loss out, and the model's own parameters updated."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placewise.capture.training import CapturedStep
+from placewise.execute.gates import Alarm
+from placewise.execute.lanes import Lanes, LaneWriter, Placed
+from placewise.execute.meetings import HOST_LANE, Streams
+from placewise.execute.notes import Notes
+from placewise.execute.numbers import Numbers
+from placewise.execute.residents import Residents
+from placewise.execute.workers import Team, job_of
+
+
+class TrainStep:
+    """Runs a captured step as it was placed; `plan.compile(step)` makes one.
+
+    `train_step(batch)` returns the loss (of inference: what the model returned). The model's parameters and buffers and
+    the optimizer's state are the live ones before and after each call.
+    """
+
+    def __init__(self, step: CapturedStep, placed: Placed, streams: Streams | None = None) -> None:
+        self.placed, self._step, self._streams = placed, step, streams
+        self._residents = Residents(placed.values, step.step, placed.homes, placed.devices)
+        self._numbers = Numbers(placed.values)
+        self._host = self._numbers.build(self._residents.positions)
+        self._alarm = Alarm()
+        self._lanes = self._write(is_noted=False)
+        self._noted: Lanes | None = None
+        used = [lane for lane in self._lanes.functions if lane != HOST_LANE]
+        self._team = Team(placed.devices, used, self._alarm)
+
+    def __call__(self, batch: Any) -> Any:
+        """Runs one step and returns its loss."""
+        return self._run(self._lanes, batch, None)
+
+    def note(self, batch: Any) -> Notes:
+        """Runs one step and returns when everything ran, and the bytes that it made."""
+        if self._noted is None:
+            self._noted = self._write(is_noted=True)
+        notes = Notes()
+        self._run(self._noted, batch, notes)
+        return notes
+
+    def close(self) -> None:
+        """Ends the threads of the CPU devices; the step can't be run any more."""
+        self._team.close()
+
+    def _write(self, is_noted: bool) -> Lanes:
+        writer = LaneWriter(
+            self.placed, self._numbers, self._residents.positions, self._streams, self._alarm, is_noted=is_noted
+        )
+        return writer.write()
+
+    def _run(self, lanes: Lanes, batch: Any, notes: Notes | None) -> Any:
+        program = self.placed.values.program
+        outputs: list[Any] = [None] * len(program.outputs)
+        with torch.no_grad():
+            residents = self._residents.gather(batch)
+            numbers, updates = self._host(residents)
+            mail: list[Any] = [None] * lanes.num_mails
+            given = (residents, numbers, mail, outputs, None if notes is None else notes.add)
+            jobs = {lane: job_of(function, *given) for lane, function in lanes.functions.items()}
+            host = jobs.pop(HOST_LANE, None)
+            with self._streams.step(notes) if self._streams is not None else nullcontext():
+                self._team.run(jobs, host)
+            self._residents.keep(updates)
+            return self._returned(outputs)
+
+    def _returned(self, outputs: list[Tensor]) -> Any:
+        if self._step.step.optimizer is None:
+            return outputs[0] if len(outputs) == 1 else outputs
+        loss = outputs[0]
+        for other in outputs[1:]:  # of micro-batches: each is its part of the whole
+            loss = loss + other.to(loss.device)
+        return loss
