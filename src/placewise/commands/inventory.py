@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 from typing import Any
 
-from placewise.commands.common import check_writable, command, print_json
+from placewise.commands.common import check_writable, command, positive_argument, print_json
+from placewise.commands.profiling import add_virtual_option
 
 
 def add_models(commands: Any) -> None:
@@ -56,14 +57,28 @@ def add_detect(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "detect", _detect, "describe this machine as a cluster.toml")
     parser.add_argument("-o", "--output", metavar="FILE", help="the file to write (default: print it)")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure flops, bandwidths, overheads and links (needs torch)"
+    )
+    parser.add_argument("--cpus", metavar="N", type=positive_argument, default=1, help="describe the CPU as N devices (1)")
+    add_virtual_option(parser)
 
 
 def _detect(options: argparse.Namespace) -> None:
     from placewise.core.cluster import Cluster
     from placewise.core.cluster_file import format_cluster, write_cluster
+    from placewise.core.pieces import cut_devices
 
     check_writable(options.output)
+    virtual = dict(options.virtual)
     cluster = Cluster.detect()
+    pieces = {f"gpu:{name.removeprefix('cuda:')}": count for name, count in virtual.items()}
+    if pieces or options.cpus > 1:
+        cluster = cut_devices(cluster, {**pieces, "cpu:0": options.cpus})
+    if options.measure:
+        from placewise.execute.profile_machine import measure_machine
+
+        cluster = measure_machine(cluster, virtual)
     if options.output:
         write_cluster(cluster, options.output)
     if options.json:

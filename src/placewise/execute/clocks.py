@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,8 +13,7 @@ import torch
 from placewise.core.profile import Timing
 from placewise.execute.machine import RealDevice
 
-if TYPE_CHECKING:
-    from placewise.execute.profile_values import Work
+Found = TypeVar("Found")
 
 STRETCH_SECONDS = 0.002
 STRETCHES, SLOW_STRETCHES, SLOW_SECONDS = 5, 3, 0.1
@@ -27,6 +26,23 @@ class Clock(Protocol):
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns how long the device takes to run this so many times, one after the other."""
+        ...
+
+
+class Repeatable(Protocol):
+    """Work that can be done many times."""
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether what it works on drifts with every run."""
+        ...
+
+    def run(self) -> object:
+        """Does it once."""
+        ...
+
+    def restore(self) -> None:
+        """Undoes what has drifted."""
         ...
 
 
@@ -68,7 +84,7 @@ class StreamClock:
         return float(start.elapsed_time(end)) * 1e-3
 
 
-def time_work(work: "Work", clock: Clock) -> Timing:
+def time_work(work: Repeatable, clock: Clock) -> Timing:
     """Returns how long one run takes: the median over stretches of several runs, after a warm-up."""
     clock.seconds(work.run, 1)
     work.restore()
@@ -81,6 +97,23 @@ def time_work(work: "Work", clock: Clock) -> Timing:
         found.append(clock.seconds(work.run, times) / times)
     low, median, high = np.percentile(found, [25, 50, 75]).tolist()
     return Timing(median, high - low, len(found))
+
+
+def alike(device: RealDevice) -> tuple[str, int, int]:
+    """Returns what devices have in common that need be measured only once: slices of a GPU, equal shares of cores."""
+    return device.torch_device, device.slice[1] if device.slice else 1, device.threads
+
+
+def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
+    """Returns what is measured with a device's clock, where its ops would run: on its cores, or on its stream."""
+    if not device.is_gpu:
+        with own_thread(device) as thread:
+            return thread.submit(measure, CpuClock()).result()
+    from placewise.execute.green_contexts import stream_of
+
+    stream = stream_of(device)
+    with torch.cuda.stream(stream):
+        return measure(StreamClock(stream))
 
 
 @contextmanager

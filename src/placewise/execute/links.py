@@ -10,7 +10,7 @@ from torch import Tensor
 
 from placewise.core.arrays import Floats
 from placewise.core.cluster import Link
-from placewise.execute.clocks import StreamClock
+from placewise.execute.clocks import StreamClock, alike
 from placewise.execute.machine import RealDevice
 
 GPU_SIZES = tuple(4**n * 4096 for n in range(8))  # 4 KiB to 64 MiB
@@ -27,7 +27,7 @@ def measure_links(devices: Sequence[RealDevice]) -> tuple[Link, ...]:
         for target in devices:
             if source.name == target.name:
                 continue
-            pair = (_place(source), _place(target))
+            pair = (alike(source), alike(target))
             if pair not in known:
                 known[pair] = _measure(source, target)
             latency_seconds, bytes_per_second = known[pair]
@@ -66,10 +66,6 @@ def measure_launch(devices: Sequence[RealDevice]) -> float:
             found.append((time.perf_counter() - start) / NUM_LAUNCHES)
         torch.cuda.synchronize(gpu.torch_device)
     return float(np.median(found[1:]))
-
-
-def _place(device: RealDevice) -> tuple[str, bool, int]:
-    return (device.torch_device, device.slice is not None, device.threads)
 
 
 def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:

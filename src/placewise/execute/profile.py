@@ -2,8 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +11,7 @@ from placewise.capture.training import CapturedStep
 from placewise.core.cluster import Cluster
 from placewise.core.graph import Graph
 from placewise.core.profile import Profile, ProfiledDevice, Timing
-from placewise.execute.clocks import Clock, CpuClock, StreamClock, own_thread, time_work
+from placewise.execute.clocks import Clock, alike, run_on, time_work
 from placewise.execute.links import measure_launch, measure_links
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.profile_contention import measure_contention
@@ -65,8 +64,7 @@ def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, bu
 def _first_of_each(devices: Sequence[RealDevice]) -> dict[RealDevice, RealDevice]:
     """Returns the device that is measured in the place of each: slices of a GPU, and equal shares of cores, are alike."""
     first: dict[object, RealDevice] = {}
-    pieces = {device: device.slice and device.slice[1] for device in devices}
-    return {device: first.setdefault((device.torch_device, pieces[device], device.threads), device) for device in devices}
+    return {device: first.setdefault(alike(device), device) for device in devices}
 
 
 def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpCall]:
@@ -80,27 +78,18 @@ def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpC
 
 def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, Timing | str]:
     """Returns the time of each signature on a device, or why there is none."""
-    if not device.is_gpu:
-        with own_thread(device) as thread:
-            return thread.submit(_measure_all, device, calls, CpuClock(), nullcontext).result()
-    from placewise.execute.green_contexts import stream_of
 
-    stream = stream_of(device)
-    return _measure_all(device, calls, StreamClock(stream), lambda: torch.cuda.stream(stream))
-
-
-def _measure_all(
-    device: RealDevice, calls: Mapping[str, OpCall], clock: Clock, place: Callable[[], AbstractContextManager[object]]
-) -> dict[str, Timing | str]:
-    found: dict[str, Timing | str] = {}
-    with torch.no_grad():
-        for signature, call in calls.items():
-            try:
-                with place():
+    def measure(clock: Clock) -> dict[str, Timing | str]:
+        found: dict[str, Timing | str] = {}
+        with torch.no_grad():
+            for signature, call in calls.items():
+                try:
                     found[signature] = time_work(Work(call, device.torch_device), clock)
-            except (RuntimeError, NotImplementedError) as problem:  # no kernel here, or no memory
-                found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
-    return found
+                except (RuntimeError, NotImplementedError) as problem:  # no kernel here, or no memory
+                    found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
+        return found
+
+    return run_on(device, measure)
 
 
 def _hardware(device: RealDevice) -> str:

@@ -1,0 +1,239 @@
+"""The profiler on this machine's CPUs: signatures, values, times, links, contention and what the commands make of them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import refused, wired
+from torch import nn
+
+import placewise as pw
+from placewise.capture.training import CapturedStep
+from placewise.cli import main
+from placewise.core.cluster import Cluster
+from placewise.core.cluster_file import parse_cluster, read_cluster
+from placewise.core.graph_file import read_graph
+from placewise.core.pieces import cut_devices
+from placewise.core.presets import preset
+from placewise.core.problem import Problem
+from placewise.core.profile import Contention, Profile, ProfiledDevice
+from placewise.core.profile_file import read_profile
+from placewise.execute.links import fit
+from placewise.execute.profile import apply_profile, measure_profile
+from placewise.execute.profile_values import Work
+from placewise.execute.signatures import op_calls
+from placewise.execute.together import busy_beside, schedule_together
+from placewise.simulate.simulator import Simulator
+
+
+def two_cpus() -> Cluster:
+    cpu = {"kind": "cpu", "memory": "1GiB", "flops": 1e10, "bytes_per_second": 1e10}
+    link = {"latency_seconds": 1e-5, "bytes_per_second": 1e9}
+    devices = [{"name": "cpu:0", **cpu}, {"name": "cpu:1", **cpu}]
+    return parse_cluster({"name": "two", "devices": devices, "default_link": link})
+
+
+class Words(nn.Module):
+    """Looks up words, and guesses the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(13, 8)
+        self.output = nn.Linear(8, 13)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.output(self.embedding(words))
+        return found
+
+
+def words_step() -> CapturedStep:
+    model = Words()
+    batch = (torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
+    return pw.capture(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), batch, name="words")
+
+
+def mlp_step(batch: int = 4) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any]:
+    """A MODEL of the command line."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
+    batches = (torch.zeros(batch, 6), torch.zeros(batch, 3))
+    return model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), batches
+
+
+def signatures_of(step: CapturedStep) -> list[str]:
+    return [call.signature for call in op_calls(step.program, len(step.graph.ops))]
+
+
+def test_a_signature_says_function_shapes_types_and_plain_arguments() -> None:
+    found = signatures_of(pw.capture(*mlp_step()))
+    assert found[0] == "aten.addmm.default(float32[5], float32[4, 6], float32[6, 5] by [1, 6])"
+    assert "aten.relu.default(float32[4, 5])" in found
+    assert len(found) > len(set(found)), "equal ops have equal signatures"
+    assert found != signatures_of(pw.capture(*mlp_step(batch=8)))
+
+
+def test_the_hosts_numbers_do_not_count() -> None:
+    """Adam's divisions by numbers of the host have one signature for each shape, whatever the numbers are."""
+    found = [signature for signature in signatures_of(words_step()) if "addcdiv" in signature]
+    assert len(found) == 3
+    assert all("value=float" in signature for signature in found)
+
+
+def test_values_are_ones_that_the_ops_can_take() -> None:
+    """Words of an embedding of 13 are below 13, floats are probabilities, and what runs in place is restored."""
+    calls = op_calls(words_step().program, len(words_step().graph.ops))
+    by_name = {call.signature.partition("(")[0]: call for call in calls}
+    work = Work(by_name["aten.embedding.default"], "cpu")
+    weight, words = work._args[:2]
+    assert 0 <= words.min() <= words.max() < 13
+    assert 0 < weight.min() <= weight.max() < 1
+    in_place = Work(by_name["aten.addcdiv_.default"], "cpu")
+    before = in_place._args[0].clone()
+    in_place.run()
+    assert in_place.changes_inputs
+    assert not torch.equal(in_place._args[0], before)
+    in_place.restore()
+    assert torch.equal(in_place._args[0], before)
+
+
+def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
+    step, cluster = words_step(), two_cpus()
+    found = measure_profile(step, cluster)
+    assert found.failures == ()
+    assert found.num_signatures == len(set(signatures_of(step)))
+    graph, measured = apply_profile(step, cluster, found.profile)
+    problem = Problem.of(graph, measured)
+    assert (problem.op_seconds > 0).all()
+    assert (problem.op_seconds < 0.1).all()
+    np.testing.assert_array_equal(problem.op_seconds[:, 0], problem.op_seconds[:, 1])
+    assert {(link.source, link.target) for link in found.profile.links} == {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")}
+    assert all(1e6 < link.bytes_per_second < 1e13 for link in found.profile.links)
+    assert all(len(factors) == 2 for factors in vars(found.profile.contention["cpu"]).values())
+    assert graph.untimed_digest == step.graph.digest
+
+
+def test_a_line_is_fitted_through_copies() -> None:
+    """10 µs and 1 GB/s: exactly on the line; a line that begins below zero has no latency."""
+    sizes = (1000, 10_000, 1_000_000)
+    latency, bandwidth = fit(sizes, [1e-5 + size / 1e9 for size in sizes])
+    assert latency == pytest.approx(1e-5)
+    assert bandwidth == pytest.approx(1e9)
+    assert fit(sizes, [1e-7, 1e-5, 1e-2])[0] == 0.0
+    assert fit(sizes, [2e-5, 2e-5, 1e-5]) == (1e-5, pytest.approx(1e11))
+
+
+# --- devices that share hardware ---
+
+
+def shared(*factors: float) -> Profile:
+    devices = tuple(ProfiledDevice(name, "cpu", "", "cpu:0", 2) for name in ("cpu:0", "cpu:1"))
+    return Profile(devices, {}, contention={"cpu": Contention(factors, factors)})
+
+
+def test_ops_side_by_side_slow_each_other_down() -> None:
+    """Two ops of 2 s that nothing joins, one on each device: each takes twice as long beside the other."""
+    graph = wired([], 2, seconds=[{"cpu": 2.0}, {"cpu": 2.0}])
+    problem = Problem.of(graph, two_cpus())
+    together, alone = np.array([0, 1]), np.array([0, 0])
+    assert schedule_together(problem, shared(1.0, 2.0), together).step_seconds == pytest.approx(4.0, rel=0.05)
+    assert schedule_together(problem, shared(1.0, 2.0), alone).step_seconds == pytest.approx(4.0)
+    assert schedule_together(problem, shared(1.0), together).step_seconds == pytest.approx(2.0)
+
+
+def test_only_the_time_side_by_side_counts() -> None:
+    """An op of 3 s beside one of 1 s: it has company for a third of its time, the other one for all of it."""
+    problem = Problem.of(wired([], 2, seconds=[{"cpu": 3.0}, {"cpu": 1.0}]), two_cpus())
+    schedule = Simulator(problem).schedule(np.array([0, 1]))
+    np.testing.assert_allclose(busy_beside(schedule, shared(1.0, 2.0)), [1 / 3, 1.0])
+
+
+# --- devices in pieces ---
+
+
+def test_a_gpu_in_four_pieces() -> None:
+    whole = preset("2xK80")
+    cut = cut_devices(whole, {"gpu:0": 4})
+    assert cut.device_names == ("gpu:0", "gpu:1", "gpu:2", "gpu:3", "gpu:4", "cpu:0")
+    assert cut.devices[3].memory_bytes == whole.devices[0].memory_bytes // 4
+    assert cut.devices[4] == replace(whole.devices[1], name="gpu:4")
+    assert cut.bytes_per_second[0, 1] == whole.devices[0].bytes_per_second / 2
+    assert cut.bytes_per_second[2, 5] == whole.bytes_per_second[0, 2]
+    assert cut.channels[0, 5] == cut.channels[3, 5] != cut.channels[4, 5], "slices share their GPU's way"
+    assert cut.channels[0, 1] != cut.channels[1, 0]
+
+
+def test_a_device_that_is_not_there_is_not_cut() -> None:
+    with pytest.raises(pw.PlacewiseError, match="there is no device 'gpu:9' to cut"):
+        cut_devices(preset("2xK80"), {"gpu:9": 2})
+
+
+# --- commands ---
+
+MODEL = "test_profile:mlp_step"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder with a cluster of two CPUs, where the tests' own MODEL can be found."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.chdir(tmp_path)
+    assert main(["detect", "--cpus", "2", "-o", "two.toml"]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+def test_a_profile_serves_all_commands(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A measured graph file, and the model with --profile, are the same problem; a plan of one holds for the other."""
+    where = ["--cluster", "two.toml"]
+    made = ["-o", "p.json", "--graph", "g.json.gz", "--cluster-out", "m.toml"]
+    assert main(["profile", MODEL, *where, *made, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["failures"] == []
+    assert facts["signatures"] < facts["ops"]
+    profile = read_profile("p.json")
+    assert {device.name for device in profile.devices} == {"cpu:0", "cpu:1"}
+    from_file = Problem.of(read_graph("g.json.gz"), read_cluster("m.toml"))
+    assert len(from_file.graph.ops.seconds) == 2
+    searched = ["--strategy", "heft", "--profile", "p.json", "-o", "plan.json", "--json"]
+    assert main(["place", MODEL, *where, *searched]) == 0
+    step_seconds = json.loads(capsys.readouterr().out)["step_seconds"]
+    assert main(["simulate", MODEL, *where, "--plan", "plan.json", "--profile", "p.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_seconds"] == step_seconds
+    assert main(["simulate", "g.json.gz", "--cluster", "m.toml", "--plan", "plan.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_seconds"] == step_seconds
+    together = ["--plan", "plan.json", "--profile", "p.json", "--together", "--json"]
+    assert main(["simulate", MODEL, *where, *together]) == 0
+    assert json.loads(capsys.readouterr().out)["step_seconds"] >= step_seconds * 0.999
+    assert main(["bound", MODEL, *where, "--profile", "p.json", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bound_seconds"] <= step_seconds
+
+
+def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", MODEL, "--cluster", "two.toml", "-o", "p.json"]) == 0
+    assert "signatures of" in capsys.readouterr().out
+    asked = ["--profile", "p.json", "--plan", "none.json"]
+    assert "p.json: has no device 'gpu:0'" in refused(["bound", MODEL, "--cluster", "2xK80", "--profile", "p.json"], capsys)
+    assert "there is no such file" in refused(["simulate", MODEL, "--cluster", "two.toml", *asked], capsys)
+    assert "needs a --profile" in refused(
+        ["simulate", MODEL, "--cluster", "two.toml", "--plan", "x.json", "--together"], capsys
+    )
+    assert "need --measure" in refused(["place", MODEL, "--cluster", "two.toml", "--steps", "3"], capsys)
+
+
+def test_nothing_is_written_for_a_machine_that_is_not_here(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has GPUs")
+    assert "has 2 GPUs, this machine has 0" in refused(["profile", MODEL, "--cluster", "2xK80", "-o", "p.json"], capsys)
+    assert not Path("p.json").exists()
+
+
+def test_detect_measures_what_it_describes(files: Path) -> None:
+    assert main(["detect", "--cpus", "2", "--measure", "-o", "m.toml"]) == 0
+    measured, guessed = read_cluster("m.toml"), read_cluster("two.toml")
+    assert measured.device_names == guessed.device_names == ("cpu:0", "cpu:1")
+    assert measured.devices[0].memory_bytes == guessed.devices[0].memory_bytes
+    assert measured.devices[0].flops != guessed.devices[0].flops
+    assert all(1e8 < device.flops < 1e13 and 1e8 < device.bytes_per_second < 1e13 for device in measured.devices)
