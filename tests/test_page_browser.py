@@ -79,7 +79,7 @@ def page(browser: Any, path: Path) -> Iterator[Any]:
     page, seen = context.new_page(), []
     page.on("console", lambda message: seen.append(message.text))
     page.on("pageerror", lambda error: seen.append(str(error)))
-    page.on("dialog", lambda dialog: (seen.append(dialog.message), dialog.dismiss()))
+    page.on("dialog", lambda dialog: seen.append(dialog.message))
     page.on("request", lambda request: seen.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
     page.goto(f"file://{path}")
     page.wait_for_function("window.placewise?.state.frames > 0")

@@ -23,16 +23,18 @@ addEventListener("keydown", onKey);
 listen(byId("timeline"));
 listen(byId("memory"));
 
+/** Draws all in the colours that count now, at once: paper does not wait for the next frame. */
 function repaint() {
   paints = null;
   colours.clear();
   showLegend();
   showCurves();
-  redraw();
+  drawTimeline();
+  drawMemory();
 }
 
 new ResizeObserver(() => { showCurves(); redraw(); }).observe(byId("timeline"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", repaint);
 
 showPlans();
 showPlan(0);
