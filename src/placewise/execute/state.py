@@ -24,7 +24,7 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
     if not missing:
         return
     if isinstance(optimizer, torch.optim.SGD):
-        _make_momentum(optimizer)
+        _make_momentum(optimizer, {parameters[name] for name in missing})
         return
     stand_ins = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters.values()}
     twin = copy_optimizer(optimizer, dict(stand_ins))
@@ -41,15 +41,13 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         optimizer.state[parameters[name]] = {**made.first, **optimizer.state.get(parameters[name], {})}
 
 
-def _make_momentum(optimizer: torch.optim.SGD) -> None:
+def _make_momentum(optimizer: torch.optim.SGD, missing: set[nn.Parameter]) -> None:
     """Gives SGD momentum of zero; its first step takes the gradient itself, which is the same without dampening."""
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            if optimizer.state[parameter].get("momentum_buffer") is None:
+        for parameter in group["params"]:
+            if parameter in missing:
                 if group["dampening"]:
-                    raise ExecutionError(
-                        "the first step of SGD with dampening is unlike all later ones: take it in eager code"
-                    )
+                    raise ExecutionError("the first step of SGD with dampening is unlike all others: take it in eager code")
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 

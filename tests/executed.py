@@ -1,0 +1,126 @@
+"""Steps that are run for real: small machines of CPU devices, and random networks."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from simulated import random_order, random_placements
+from test_capture_equal import bitwise, eager_step, snapshot
+from torch import Tensor, nn
+
+from placewise.capture.step import TrainingStep
+from placewise.capture.training import CapturedStep, capture_step
+from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.problem import Problem
+from placewise.execute.compiling import compile_placement
+from placewise.execute.machine import RealDevice, real_devices
+from placewise.execute.train_step import TrainStep
+
+Optimizer = torch.optim.Optimizer
+
+
+def cpu_cluster(count: int = 2) -> Cluster:
+    """Returns CPU devices cpu:0, cpu:1, ... with a link between any two."""
+    names = [f"cpu:{i}" for i in range(count)]
+    devices = tuple(Device(name, "cpu", 2**40, 1e10, 1e10) for name in names)
+    return Cluster("cpus", devices, tuple(Link(a, b, 1e9, 1e-6) for a in names for b in names if a != b))
+
+
+def one_thread_each(cluster: Cluster) -> tuple[RealDevice, ...]:
+    """Returns this machine's pieces, with ops on one thread: results may depend on the number of threads."""
+    return tuple(replace(device, threads=1) for device in real_devices(cluster))
+
+
+def compiled(step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True) -> TrainStep:
+    """Returns the step with a random placement, launched in program order or in a random one."""
+    cluster, rng = cpu_cluster(devices), np.random.default_rng(seed)
+    problem = Problem.of(step.graph, cluster)
+    placement = random_placements(problem, rng, 1)[0]
+    order = None if in_program_order else random_order(problem, rng)
+    return compile_placement(problem, placement, order, step, one_thread_each(cluster))
+
+
+def assert_runs_like_eager(
+    build: Callable[[], tuple[nn.Module, Optimizer]],
+    loss_fn: Callable[..., Tensor] | None,
+    batches: list[Any],
+    micro_batches: int = 1,
+    **how: Any,
+) -> None:
+    """Both start from the same values, without optimizer state; losses, parameters, buffers and state stay the same bits."""
+    (model, optimizer), (twin, twin_optimizer) = build(), build()
+    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    captured = capture_step(TrainingStep(twin, loss_fn, twin_optimizer, batches[0], micro_batches))
+    train_step = compiled(captured, **how)
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        parts = eager_step(TrainingStep(model, loss_fn, optimizer, batch, micro_batches))
+        torch.manual_seed(number)
+        loss = train_step(batch)
+        expected = parts[0]
+        for part in parts[1:]:
+            expected = expected + part
+        assert bitwise(loss, expected), f"loss of step {number}: {loss} for {expected}"
+        found, wanted = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        assert found.keys() == wanted.keys()
+        assert [key for key in wanted if not bitwise(found[key], wanted[key])] == [], f"step {number}"
+        for group in (*optimizer.param_groups, *twin_optimizer.param_groups):
+            group["lr"] = group["lr"] * 0.9
+    train_step.close()
+
+
+class RandomNet(nn.Module):
+    """A network of random ops on a pool of tensors [6, 4]: products, views, writes in place, shared weights, buffers."""
+
+    def __init__(self, seed: int, num_ops: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng(seed)
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(4, 4)) for _ in range(3)])
+        self.norm = nn.BatchNorm1d(4)
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(4))
+        self.plan = [(int(rng.integers(len(OPS))), *rng.integers(0, 99, 2).tolist()) for _ in range(num_ops)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        pool = [x, x @ self.weights[0]]
+        for kind, first, second in self.plan:
+            pool.append(OPS[kind](self, pool[first % len(pool)], pool[second % len(pool)]))
+            assert pool[-1].shape == x.shape
+        return torch.stack(pool[1:]).sum(0)
+
+
+def _count(net: RandomNet, a: Tensor, b: Tensor) -> Tensor:
+    net.total.add_(a.detach().sum(0))
+    return a + net.total.tanh()
+
+
+def _halves(net: RandomNet, a: Tensor, b: Tensor) -> Tensor:
+    left, right = a.chunk(2, 1)
+    return torch.cat([right, left * b[:, :2]], 1)
+
+
+def _overwrite(net: RandomNet, a: Tensor, b: Tensor) -> Tensor:
+    made = torch.zeros_like(a)
+    made[:, 1:3] = b[:, :2]
+    made[0].add_(a[1])
+    return made.mul_(0.5)
+
+
+OPS: tuple[Callable[[RandomNet, Tensor, Tensor], Tensor], ...] = (
+    lambda net, a, b: a @ net.weights[1],
+    lambda net, a, b: b @ net.weights[2].t() + a,
+    lambda net, a, b: torch.tanh(a) * b,
+    lambda net, a, b: F.relu((a - b).clone(), inplace=True),
+    lambda net, a, b: a.t().reshape(2, 12).view(4, 6).t() + b,
+    lambda net, a, b: net.norm(a),
+    lambda net, a, b: F.softmax(a, 1) + b[[3, 0, 5, 1, 2, 4]],
+    lambda net, a, b: a.sigmoid().expand(2, 6, 4).sum(0),
+    lambda net, a, b: a / (1 + b.abs().max()) + torch.arange(4),
+    _count,
+    _halves,
+    _overwrite,
+)
