@@ -83,6 +83,11 @@ def test_a_worker_that_can_not_start_ends_the_search(failures: list[str]) -> Non
         evaluate(ALL)
 
 
+def test_a_step_that_can_not_travel_is_refused(failures: list[str]) -> None:
+    with pytest.raises(InputError, match="can't be sent to the process that measures"):
+        measured(lambda: None, failures)
+
+
 # --- in the worker ---
 
 

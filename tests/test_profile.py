@@ -122,7 +122,7 @@ def test_a_line_is_fitted_through_copies() -> None:
     assert latency == pytest.approx(1e-5)
     assert bandwidth == pytest.approx(1e9)
     assert fit(sizes, [1e-7, 1e-5, 1e-2])[0] == 0.0
-    assert fit(sizes, [2e-5, 2e-5, 1e-5]) == (1e-5, pytest.approx(1e11))
+    assert fit(sizes, [2e-5, 2e-5, 1e-5]) == pytest.approx((1e-5, 1e11))
 
 
 # --- devices that share hardware ---

@@ -1,6 +1,7 @@
 """An evaluator that runs placements for real, in a worker process that can be lost."""
 
 import os
+import pickle
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +14,7 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import InputError, WorkerDied
+from placewise.core.files import one_line
 from placewise.core.problem import Problem
 from placewise.evaluate.pooled import Pooled
 from placewise.evaluate.worker import Make
@@ -61,7 +63,7 @@ class Measured:
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._simulator = Simulator(problem, order)
-        self._pool = Pooled(make, workers=1, attempts=1)
+        self._pool = _one_worker(make)
         self._timeout_seconds, self._report = timeout_seconds, report
         self.num_measured = 0
 
@@ -116,6 +118,16 @@ class Measured:
             self._pool(nothing)
         except WorkerDied:  # it died idle: after its last answer
             self._pool(nothing)
+
+
+def _one_worker(make: Make) -> Pooled:
+    try:
+        return Pooled(make, workers=1, attempts=1)
+    except (pickle.PicklingError, AttributeError, TypeError) as problem:
+        raise InputError(
+            f"measure: the step can't be sent to the process that measures ({one_line(problem)}): define its model and "
+            "its loss in a module, not in a function"
+        ) from None
 
 
 class _Deadline:
