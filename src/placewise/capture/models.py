@@ -27,11 +27,14 @@ def load_graph(model: str) -> Graph:
     return found if isinstance(found, Graph) else found.graph
 
 
-def load_step(model: str) -> "CapturedStep":
-    """Returns the captured step of a model; a graph file has lost it."""
+def load_step(model: str, device: str = "meta") -> "CapturedStep":
+    """Returns the captured step of a model; a graph file has lost it.
+
+    On the meta device, the default, its tensors have no values; to run it, build it on a real one ("cpu").
+    """
     if _is_file(model):
         raise ModelError(f"{model}: is a graph file, which can't be run: name the model that it was captured from")
-    found = _build(model)
+    found = _build(model, device)
     if isinstance(found, Graph):
         raise ModelError(f"model {model!r}: returns a graph, which can't be run: return the step to capture")
     return found
@@ -41,11 +44,11 @@ def _is_file(model: str) -> bool:
     return model.partition(":")[0] not in zoo.MODELS and os.path.isfile(model)
 
 
-def _build(model: str) -> "CapturedStep | Graph":
+def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
     if model.partition(":")[0] in zoo.MODELS:
-        step = zoo.build(model)
+        step = zoo.build(model, device)
     elif FUNCTION.fullmatch(model):
-        step = _call(model)
+        step = _call(model, device)
     else:
         raise ModelError(
             f"{model}: is neither a file, nor package.module:function, nor one of the zoo's models: {', '.join(zoo.MODELS)}"
@@ -69,8 +72,8 @@ def _captured(step: Any, model: str) -> "CapturedStep | Graph":
     return capture_step(step, model)
 
 
-def _call(model: str) -> Any:
-    """Returns what the user's function returns, called with meta as the default device: it allocates nothing."""
+def _call(model: str, device: str) -> Any:
+    """Returns what the user's function returns, called with this default device: on meta it allocates nothing."""
     import torch
 
     module_name, _, function_name = model.partition(":")
@@ -78,7 +81,7 @@ def _call(model: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), function_name)
-        with torch.device("meta"):
+        with torch.device(device):
             return function()
     except InputError:
         raise

@@ -63,7 +63,7 @@ def _load(model: "str | TrainingStep", name: str) -> "CapturedStep":
     if isinstance(model, str):
         from placewise.capture.models import load_step
 
-        return load_step(model)
+        return load_step(model, "cpu")
     from placewise.capture.training import capture_step
 
     return capture_step(model, name)
