@@ -111,7 +111,8 @@ def load_timed(options: argparse.Namespace) -> "tuple[Graph, Cluster, Profile | 
 
     cluster = Cluster.load(options.cluster)
     if options.profile is None:
-        return load_graph(options.model), cluster, None
+        is_run = getattr(options, "measure", False)  # then a graph file is refused at once
+        return load_step(options.model).graph if is_run else load_graph(options.model), cluster, None
     from placewise.core.profile_file import read_profile
 
     profile = read_profile(options.profile)
