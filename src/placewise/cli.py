@@ -16,6 +16,7 @@ from placewise.commands import (
     profiling,
     recording,
     reporting,
+    running,
     searching,
     simulation,
 )
@@ -24,7 +25,7 @@ from placewise.core.errors import InputError, NothingFits, PlacewiseError
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
     *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
-    *(bounding.add_bound, profiling.add_profile),
+    *(bounding.add_bound, profiling.add_profile, running.add_run),
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
     *(reporting.add_report, benchmarks.add_bench),
 )

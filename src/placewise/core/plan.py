@@ -1,5 +1,6 @@
 """A plan: where each group runs, in which order the ops are launched, and what was found on the way to it."""
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -62,6 +63,25 @@ class Plan:
     def load(cls, path: str | Path) -> "Plan":
         """Returns the plan of a file; a PlanError names the file, the field and the rule that does not hold."""
         return _parse(parse_json(path, read_bytes(path, PlanError), PlanError), str(path))
+
+    def compile(self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None) -> Any:
+        """Returns the captured step as the plan places it, ready to run on this machine: `loss = train_step(batch)`.
+
+        Without a cluster it is the preset that the plan names, or this machine. `virtual` cuts GPUs into devices:
+        {"cuda:0": 4}. `execute/train_step.py` says what the returned TrainStep does.
+        """
+        return importlib.import_module("placewise.execute.compiling").compile_plan(self, step, cluster, virtual)
+
+    def device_map(self, step: Any) -> dict[str, Any]:
+        """Returns the plan of a captured step, or of a graph, for Hugging Face Accelerate: a device for each module.
+
+        An ExecutionError names the modules that the plan splits.
+        """
+        graph = getattr(step, "graph", step)
+        if len(self.placement) != graph.num_groups:
+            raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")
+        found: dict[str, Any] = importlib.import_module("placewise.execute.device_map").device_map(graph, self.placement)
+        return found
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from placewise.capture.training import CapturedStep
 from placewise.execute.gates import Alarm
 from placewise.execute.lanes import Lanes, LaneWriter, Placed
+from placewise.execute.machine import RealDevice
 from placewise.execute.meetings import HOST_LANE, Streams
 from placewise.execute.notes import Notes
 from placewise.execute.numbers import Numbers
@@ -45,6 +46,23 @@ class TrainStep:
         notes = Notes()
         self._run(self._noted, batch, notes)
         return notes
+
+    def synchronize(self) -> None:
+        """Returns when all devices have done their work; CPU devices have when a call returns."""
+        if self._streams is not None:
+            self._streams.synchronize_all()
+
+    def reset_peaks(self) -> None:
+        """Lets the allocators of whole GPUs begin anew with their peaks."""
+        for device in self._whole_gpus():
+            torch.cuda.reset_peak_memory_stats(device.torch_device)
+
+    def allocated_bytes(self) -> dict[str, int]:
+        """Returns the peak of each whole GPU's allocator by device; slices of a GPU share one, so they have none."""
+        return {d.name: torch.cuda.max_memory_allocated(d.torch_device) for d in self._whole_gpus()}
+
+    def _whole_gpus(self) -> list[RealDevice]:
+        return [device for device in self.placed.devices if device.is_gpu and device.slice is None]
 
     def close(self) -> None:
         """Ends the threads of the CPU devices; the step can't be run any more."""

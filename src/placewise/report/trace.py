@@ -19,16 +19,16 @@ MICROSECONDS = 1e6  # the unit of a trace's times
 OPS_LANE = 0
 
 
-def write_trace(schedule: Schedule, path: str | Path) -> None:
+def write_trace(schedule: Schedule, path: str | Path, *, is_measured: bool = False) -> None:
     """Writes the trace's file."""
-    write_bytes(path, json.dumps(trace(schedule), allow_nan=False, separators=(",", ":")).encode())
+    write_bytes(path, json.dumps(trace(schedule, is_measured), allow_nan=False, separators=(",", ":")).encode())
 
 
-def trace(schedule: Schedule) -> dict[str, Any]:
-    """Returns the trace as plain data."""
+def trace(schedule: Schedule, is_measured: bool = False) -> dict[str, Any]:
+    """Returns the trace as plain data; a measured one does not say what the ops waited for."""
     problem = schedule.problem
     said = {"graph": problem.graph.name, "cluster": problem.cluster.name, "step_seconds": schedule.step_seconds}
-    events = [*_lanes(schedule), *_ops(schedule), *_copies(schedule), *_memory(schedule)]
+    events = [*_lanes(schedule), *_ops(schedule, is_measured), *_copies(schedule), *_memory(schedule)]
     return {"displayTimeUnit": "ms", "otherData": said, "traceEvents": events}
 
 
@@ -57,11 +57,14 @@ def _slice(name: str, category: str, lane: dict[str, int], start: float, end: fl
     return {"ph": "X", "name": name, "cat": category, **lane, **times, "args": args}
 
 
-def _ops(schedule: Schedule) -> Iterator[dict[str, Any]]:
+def _ops(schedule: Schedule, is_measured: bool) -> Iterator[dict[str, Any]]:
     ops, t = schedule.problem.graph.ops, schedule.timeline
-    critical = {link.number for link in schedule.critical_path if link.kind == "op"}
+    path = () if is_measured else schedule.critical_path
+    critical = {link.number for link in path if link.kind == "op"}
     for n in schedule.order.tolist():
-        args = {"op": n, "kind": ops.kinds[n], "group": int(ops.groups[n]), "waited for": _waited_for(schedule, n)}
+        args = {"op": n, "kind": ops.kinds[n], "group": int(ops.groups[n])}
+        if not is_measured:
+            args["waited for"] = _waited_for(schedule, n)
         if ops.micro_batches[n] >= 0:
             args["micro-batch"] = int(ops.micro_batches[n])
         if n in critical:

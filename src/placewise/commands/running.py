@@ -1,0 +1,114 @@
+"""Running a plan for real."""
+
+import argparse
+from typing import Any
+
+from placewise.commands.common import CLUSTER_HELP, check_writable, command, positive_argument, print_json
+from placewise.commands.profiling import add_profile_options, add_virtual_option
+from placewise.core.errors import InputError
+
+
+def add_run(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "run", _run, "run a plan on this machine, and say measured beside predicted")
+    parser.add_argument("model", metavar="MODEL", help="a zoo name with options (nmt:layers=4), or package.module:function")
+    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
+    parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (10)")
+    add_virtual_option(parser)
+    parser.add_argument("--trace", metavar="FILE", help="write the measured timeline as a Chrome trace, for ui.perfetto.dev")
+    add_profile_options(parser)
+    parser.add_argument(
+        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the weights and the batch (0)")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from placewise.core.cluster import Cluster
+    from placewise.core.plan import Plan
+
+    check_writable(options.trace)
+    if options.together and (options.profile is None or options.busy):
+        raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
+    plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
+    from placewise.execute.compiling import compile_placement
+    from placewise.execute.examples import random_batch, real_step
+    from placewise.execute.machine import real_devices
+    from placewise.execute.measuring import measure_steps
+    from placewise.report.trace import write_trace
+
+    devices = real_devices(cluster, dict(options.virtual))
+    step = real_step(options.model, options.seed)
+    predicted = _predict(options, step, cluster, plan)
+    train_step = compile_placement(predicted.problem, predicted.placement, predicted.order, step, devices)
+    try:
+        found = measure_steps(train_step, predicted, random_batch(step, options.seed), options.steps)
+    finally:
+        train_step.close()
+    if options.trace:
+        write_trace(found.schedule, options.trace, is_measured=True)
+    result = _result(found, predicted, any(device.is_gpu for device in devices))
+    if options.json:
+        print_json(result)
+    else:
+        _print(result, predicted.problem)
+
+
+def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any) -> Any:
+    """Returns the simulator's schedule of the plan, with measured times where there is a --profile."""
+    from placewise.core.problem import Problem
+    from placewise.simulate.simulator import Simulator
+
+    graph, profile = step.graph, None
+    if options.profile is not None:
+        from placewise.core.profile_file import read_profile
+        from placewise.execute.profile import apply_profile
+
+        profile = read_profile(options.profile)
+        profile.check_covers(cluster, options.profile)
+        graph, cluster = apply_profile(step, cluster, profile, options.busy)
+    problem = Problem.of(graph, cluster)
+    placement, order = plan.resolve(problem, options.plan)
+    schedule = Simulator(problem, "program").schedule(placement, order)
+    if profile is None or not options.together:
+        return schedule
+    from placewise.execute.together import schedule_together
+
+    return schedule_together(problem, profile, placement, schedule.order)
+
+
+def _result(found: Any, predicted: Any, has_gpu: bool) -> dict[str, Any]:
+    """Returns what was measured as plain data; CPU devices run ops on the threads that launch them: no host time there."""
+    import numpy as np
+
+    names = predicted.problem.cluster.device_names
+    launches = predicted.problem.num_ops + len(predicted.copy_tensors)
+    return {
+        "step_seconds": float(np.median(found.step_seconds)),
+        "predicted_seconds": predicted.step_seconds,
+        "steps": found.step_seconds.tolist(),
+        "host_seconds_per_launch": float(np.median(found.launch_seconds)) / max(launches, 1) if has_gpu else None,
+        "launches": launches,
+        "predicted_peak_bytes": dict(zip(names, predicted.peak_bytes.tolist(), strict=True)),
+        "peak_bytes": dict(zip(names, found.schedule.peak_bytes.tolist(), strict=True)),
+        "allocated_bytes": found.allocated_bytes,
+        "ops": {name: int((predicted.devices == i).sum()) for i, name in enumerate(names)},
+    }
+
+
+def _print(result: dict[str, Any], problem: Any) -> None:
+    from placewise.report.tables import bold, nbytes, seconds, table
+
+    step, predicted = result["step_seconds"], result["predicted_seconds"]
+    error = f" ({predicted / step - 1:+.0%})" if step else ""
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step, ", end="")
+    print(f"median of {len(result['steps'])}; predicted {seconds(predicted)}{error}")
+    if result["host_seconds_per_launch"] is not None:
+        print(f"host: {seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches")
+    rows = []
+    for name, ops in result["ops"].items():
+        allocated = result["allocated_bytes"].get(name)
+        sizes = (result["predicted_peak_bytes"][name], result["peak_bytes"][name])
+        rows.append((name, f"{ops:,}", *map(nbytes, sizes), "-" if allocated is None else nbytes(allocated)))
+    print("", table(("device", "ops", "predicted peak", "measured peak", "allocator's peak"), rows), sep="\n")
