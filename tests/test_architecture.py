@@ -22,7 +22,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("execute",),
     ("report",),
     ("placing",),
-    ("bench", "bench_curve", "bench_learning", "bench_page", "bench_rows"),
+    ("bench", "bench_curve", "bench_learning", "bench_measured", "bench_page", "bench_rows"),
     ("commands",),
     ("cli",),
     ("__init__", "__main__"),

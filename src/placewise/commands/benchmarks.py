@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from placewise.commands.common import check_writable, command, positive_argument, print_json, seconds_argument
+from placewise.commands.profiling import add_virtual_option
 from placewise.core.errors import InputError
 from placewise.report.tables import seconds, table
 
@@ -16,6 +17,7 @@ BENCHMARKS = {
     "orders": "what the priority order gains over the program order",
     "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
     "curve": "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
+    "measured": "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
     "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
     "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
 }
@@ -36,6 +38,9 @@ def add_bench(commands: Any) -> None:
     rows.add_argument("--strategies", metavar="A,B", help="names or families (all but exact and the neural ones)")
     rows.add_argument("-o", "--output", metavar="ROWS.JSON", help="keep each result as it comes; go on where the file ends")
     rows.add_argument("--markdown", action="store_true", help="print tables for a page")
+    measured = parser.add_argument_group("measured", "with --strategies, --seconds and --budget, too")
+    add_virtual_option(measured)
+    measured.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -44,12 +49,38 @@ def _bench(options: argparse.Namespace) -> None:
     if options.what == "rows":
         _bench_rows(options)
         return
+    if options.what == "measured":
+        _print_rows("measured", _bench_measured(options), options)
+        return
     module = {"learning": bench_learning, "curve": bench_curve, "page": bench_page}.get(options.what, bench)
     rows = getattr(module, f"bench_{options.what}")(tuple(options.models))
+    _print_rows(options.what, rows, options)
+
+
+def _print_rows(name: str, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     if options.json:
-        print_json({options.what: rows})
+        print_json({name: rows})
     else:
         print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+
+
+def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from placewise.bench_measured import Trial, bench_measured
+    from placewise.core.cluster import Cluster
+    from placewise.strategies import names_of
+
+    if len(options.models) != 2:
+        raise InputError(f"bench measured: needs a model and a cluster, there are {len(options.models)} names")
+    model, cluster = options.models
+    usual = Trial()
+    trial = Trial(
+        tuple(names_of(options.strategies)) if options.strategies else usual.strategies,
+        tuple(options.plan),
+        options.budget or usual.evaluations,
+        options.seconds or usual.seconds,
+        virtual=dict(options.virtual),
+    )
+    return bench_measured(model, Cluster.load(cluster), trial)
 
 
 def _bench_rows(options: argparse.Namespace) -> None:

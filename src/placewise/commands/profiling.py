@@ -34,7 +34,7 @@ def virtual_argument(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
-def add_virtual_option(parser: argparse.ArgumentParser) -> None:
+def add_virtual_option(parser: "argparse._ActionsContainer") -> None:
     """Adds the option that cuts GPUs into slices."""
     parser.add_argument(
         "--virtual",

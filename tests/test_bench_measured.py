@@ -1,0 +1,35 @@
+"""`placewise bench measured`, small."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import refused
+
+from placewise.bench_measured import rank_correlation
+from placewise.cli import main
+
+
+def test_ranks_agree_or_do_not() -> None:
+    first = np.array([1.0, 2.0, 3.0, 10.0])
+    assert rank_correlation(first, first**2) == pytest.approx(1.0)
+    assert rank_correlation(first, -first) == pytest.approx(-1.0)
+    assert rank_correlation(np.array([1.0, 1.0, 2.0]), np.array([5.0, 5.0, 6.0])) == pytest.approx(1.0)
+
+
+def test_placements_are_predicted_and_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["detect", "--cpus", "2", "-o", "two.toml"]) == 0
+    capsys.readouterr()
+    model = "rnnlm:layers=1,hidden=8,steps=2,batch=4,vocab=20"
+    assert main(["bench", "measured", model, "two.toml", "--strategies", "cpu-only,heft", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["measured"]
+    assert [row["placement"] for row in rows] == ["cpu-only", "heft", "median error, rank correlation"]
+    assert all(row["measured ms"] > 0 and row["together ms"] >= 0.99 * row["alone ms"] > 0 for row in rows[:2])
+
+
+def test_a_model_and_a_machine_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "needs a model and a cluster" in refused(["bench", "measured", "gpt"], capsys)
