@@ -103,16 +103,18 @@ def test_a_recorded_run_has_best_and_average() -> None:
 @settings(max_examples=30)
 def test_a_long_curve_is_thinned_without_a_change_of_its_meaning(counts: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    batches, best = [], np.inf
+    batches, best, bests = [], np.inf, []
     for n in counts[:1] * 600 + counts:
         times = rng.uniform(1, 2, n).tolist()
         batches.append(judged(times, is_better=min(times) < best))
         best = min(best, *times)
+        bests.append(best)
     curve = curve_of_steps(batches)
     everything = np.concatenate([batch.evaluation.step_seconds for batch in batches])
     assert curve.evaluations[-1] == len(everything)
     assert curve.best[-1] == everything.min()
     np.testing.assert_array_equal(curve.best, np.minimum.accumulate(everything)[curve.evaluations - 1])
+    assert np.isin(bests, curve.best).all()  # no better placement is left out
     lengths = np.diff(curve.evaluations, prepend=0)
     assert (curve.average * lengths).sum() == pytest.approx(everything.sum())
     assert len(curve.best) <= MOST_POINTS + len(np.unique(curve.best))
@@ -330,6 +332,27 @@ def test_report_of_runs_has_the_fastest_first(files: Path, capsys: pytest.Captur
     plan = data_of("one.html")["plans"][0]
     assert (plan["label"], plan["strategy"]) == ("run 1", "round-robin")
     assert np.frombuffer(base64.b64decode(plan["curve"]["evaluations"]["base64"])).tolist() == [1.0]
+
+
+def test_runs_of_several_problems_stand_together(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run 3 is on another machine; of each problem the fastest is first."""
+    assert main(["place", "graph.json", "--cluster", "2xK80", "--strategy", "gpu-only", "--run-file", "runs.db"]) == 0
+    assert main(["report", "runs.db", "-o", "page.html"]) == 0
+    data = data_of("page.html")
+    assert [plan["label"] for plan in data["plans"]] == ["run 2", "run 1", "run 3"]
+    assert [data["problems"][plan["problem"]]["cluster"] for plan in data["plans"]] == ["two", "two", "2xK80"]
+
+
+def test_of_many_runs_the_fastest_are_shown(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("placewise.commands.reporting.MOST_PLANS", 1)
+    assert main(["report", "runs.db", "-o", "page.html"]) == 0
+    assert [plan["strategy"] for plan in data_of("page.html")["plans"]] == ["gpu-only"]
+
+
+def test_resume_writes_the_page_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["resume", "1", "--run-file", "runs.db", "--report", "page.html", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert data_of("page.html")["plans"][0]["strategy"] == "round-robin"
 
 
 def test_place_writes_the_page_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from builders import graph_data, op, tensor
 from simulated import Step, gpus
 
 from placewise.bench import generated_graph, some_placements
-from placewise.bench_page import find_browser, hover_op, open_browser, open_page, page_speed
+from placewise.bench_page import DRAWN, find_browser, hover_op, open_browser, open_page, page_speed, wait_until
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.report.curves import Point, curve_of, curve_of_progress
@@ -82,7 +82,7 @@ def page(browser: Any, path: Path) -> Iterator[Any]:
     page.on("dialog", lambda dialog: seen.append(dialog.message))
     page.on("request", lambda request: seen.append(request.url) if not request.url.startswith(("file:", "data:")) else None)
     page.goto(f"file://{path}")
-    page.wait_for_function("window.placewise?.state.frames > 0")
+    wait_until(page, DRAWN)
     yield page
     context.close()
     assert seen == []
@@ -189,8 +189,9 @@ def test_wheel_drag_and_keys_move_the_view(page: Any) -> None:
 
     hover_op(page, 2)
     page.mouse.wheel(0, -200)
-    page.wait_for_function("placewise.state.to - placewise.state.from < 26")
+    wait_until(page, "placewise.state.to - placewise.state.from < 26")
     start, end = view()
+    assert end - start == pytest.approx(27 * np.exp(-0.4))
     page.mouse.down()
     page.mouse.move(page.evaluate("innerWidth / 2") - 300, 400, steps=4)
     page.mouse.up()
@@ -227,6 +228,14 @@ def test_measured_lanes_can_be_hidden(page: Any) -> None:
     assert page.locator("#measured").is_hidden()
 
 
+def test_channels_can_be_hidden(page: Any) -> None:
+    """Two channels are used, each 20 pixels high with its gap, predicted and measured."""
+    height = page.locator("#timeline").bounding_box()["height"]
+    page.keyboard.press("h")
+    settle(page)
+    assert page.locator("#timeline").bounding_box()["height"] == height - 80
+
+
 def test_the_peak_the_search_and_the_help(page: Any) -> None:
     page.locator("#peaks button", has_text="gpu:0").click()
     assert page.locator("#peak").inner_text().startswith("gpu:0 needs 2 B at")
@@ -244,6 +253,18 @@ def test_it_opens_in_the_dark_and_on_paper(browser: Any, path: Path) -> None:
     page.emulate_media(media="print")
     assert page.locator("#find").is_hidden()
     assert len(page.pdf()) > 10_000
+    page.close()
+
+
+def test_ops_are_found_whatever_order_they_are_launched_in(browser: Any, tmp_path: Path) -> None:
+    rows = [op(f"op{n}", n, [], [n], seconds={"gpu": 1.0}) for n in range(4)]
+    apart = Step.of(graph_data([tensor(f"t{n}") for n in range(4)], rows), gpus(1)).problem
+    found = Simulator(apart, "program", 1).schedule(np.zeros(4, np.int64), np.array([2, 0, 3, 1]))
+    write_page([Shown("plan", found, None, Rivals(None, None), curve_of(()))], tmp_path / "page.html")
+    page = open_page(browser, tmp_path / "page.html")
+    for n in range(4):
+        hover_op(page, n)
+        assert page.locator("#card b").inner_text() == f"op{n}"
     page.close()
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 PAGED = ("nmt:layers=2", "gpt:batch=64,micro_batches=64")  # 7,394 and more than 50,000 ops
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIETLY = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+DRAWN = "window.placewise?.state.frames > 0"
 ZOOM = """async (frames) => {
   const canvas = document.getElementById("timeline"), box = canvas.getBoundingClientRect();
   const next = () => new Promise(requestAnimationFrame);
@@ -86,8 +87,22 @@ def open_page(browser: "Browser", path: str | Path, **options: Any) -> "Page":
     """Returns a page that has drawn its first frame."""
     page = browser.new_page(viewport={"width": 1280, "height": 900}, **options)
     page.goto(f"file://{os.path.abspath(path)}")
-    page.wait_for_function("window.placewise?.state.frames > 0")
+    wait_until(page, DRAWN)
     return page
+
+
+def wait_until(page: "Page", condition: str) -> None:
+    """Waits until an expression of JavaScript is true, at most 30 seconds.
+
+    Playwright's own way to wait evaluates texts later on, which the page does not allow to anybody.
+    """
+    page.evaluate(
+        f"""() => new Promise((done, fail) => {{
+          const look = () => (({condition}) ? done() : requestAnimationFrame(look));
+          setTimeout(() => fail(new Error("waited 30 s for {condition}")), 30000);
+          look();
+        }})"""
+    )
 
 
 def hover_op(page: "Page", op: int) -> None:

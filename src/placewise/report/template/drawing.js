@@ -38,7 +38,8 @@ function fills(pen) {
   return paints;
 }
 
-const visibleLanes = () => state.lanes.filter((lane) => state.measured || !lane.isMeasured);
+const isVisible = (lane) => (state.measured || !lane.isMeasured) && (state.channels || lane.type === "op");
+const visibleLanes = () => state.lanes.filter(isVisible);
 
 function drawTimeline() {
   const lanes = visibleLanes();
@@ -134,7 +135,7 @@ function drawLane(pen, lane, view) {
     busy.fill(0);
     column = -1;
   };
-  for (let i = firstAbove(lane.ends, view.from); i < lane.count && lane.starts[i] <= view.to; i++) {
+  for (let i = firstAbove(lane.reach, view.from); i < lane.count && lane.starts[i] <= view.to; i++) {
     const left = view.left + (lane.starts[i] - view.from) * view.scale;
     const right = view.left + (lane.ends[i] - view.from) * view.scale;
     const lit = isLit(lane, i);
@@ -193,6 +194,7 @@ function drawChain(pen, view) {
   let before = null, last = null;
   pen.beginPath();
   for (const { lane, index } of state.chain) {
+    if (!isVisible(lane)) continue;
     const left = view.left + (lane.starts[index] - view.from) * view.scale;
     const right = view.left + (lane.ends[index] - view.from) * view.scale;
     const y = lane.top + lane.height;
@@ -228,14 +230,14 @@ function drawCursor(pen, view, height) {
 
 /** Draws a frame around an item, and the way from what it waited for. */
 function drawChosen(pen, view, { lane, index }) {
-  if (!visibleLanes().includes(lane)) return;
+  if (!isVisible(lane)) return;
   const left = view.left + (lane.starts[index] - view.from) * view.scale;
   const right = view.left + (lane.ends[index] - view.from) * view.scale;
   pen.strokeStyle = css("--ink");
   pen.lineWidth = 2;
   pen.strokeRect(left, lane.top, Math.max(right - left, 2), lane.height);
   const cause = lane.isMeasured ? null : causeOf(lane, index);
-  if (!cause || cause.lane === lane) return;
+  if (!cause || cause.lane === lane || !isVisible(cause.lane)) return;
   const x = view.left + (cause.lane.ends[cause.index] - view.from) * view.scale;
   pen.setLineDash([4, 3]);
   pen.lineWidth = 1.5;

@@ -24,7 +24,7 @@ function figures(plan, problem, step) {
   rows.push(alone && step ? ["over one device", times(alone.seconds / step), `${alone.name} alone ${seconds(alone.seconds)}`]
     : ["over one device", "–", "it fits on none"]);
   rows.push(expert && step ? ["over the expert", times(expert / step), seconds(expert)]
-    : ["over the expert", "–", "which does not fit"]);
+    : ["over the expert", "–", "its placement does not fit"]);
   if (bound) rows.push(["above the bound", `≤ ${(Math.max(step / bound - 1, 0) * 100).toFixed(1)}%`,
     `no placement below ${seconds(bound)}`]);
   if (!plan.fits) rows.push(["memory", "does not fit", ""]);

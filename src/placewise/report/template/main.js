@@ -2,6 +2,7 @@
 
 byId("critical").addEventListener("click", () => toggle("critical"));
 byId("measured").addEventListener("click", () => toggle("measured"));
+byId("channels").addEventListener("click", () => toggle("channels"));
 byId("limit").addEventListener("click", () => toggle("upToLimit"));
 byId("zoom-in").addEventListener("click", () => zoom(1 / 1.5));
 byId("zoom-out").addEventListener("click", () => zoom(1.5));

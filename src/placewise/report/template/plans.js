@@ -6,9 +6,13 @@ function showPlan(number) {
   const problem = data.problems[state.plan.problem];
   const isOther = problem !== state.problem;
   Object.assign(state, { problem, hovered: null, pinned: null, lanes: lanesOf(state.plan, problem) });
-  if (isOther) Object.assign(state, { module: null, query: "", device: fullest(state.plan, problem) });
+  if (isOther) {
+    const channels = state.lanes.filter((lane) => lane.type === "copy" && !lane.isMeasured).length <= MANY_CHANNELS;
+    Object.assign(state, { channels, module: null, query: "", device: fullest(state.plan, problem) });
+  }
   byId("find").value = state.query;
   byId("measured").hidden = !state.plan.measured;
+  markToggles();
   showHeadline();
   showLegend();
   showModules();

@@ -6,7 +6,7 @@ function itemAt(x, y) {
   const lane = visibleLanes().find((lane) => y >= lane.top - GAP / 2 && y < lane.top + lane.height + GAP / 2);
   if (!lane || !lane.count || x < view.left || x > view.right) return null;
   const at = view.from + (x - view.left) / view.scale;
-  const index = Math.min(firstAbove(lane.ends, at), lane.count - 1);
+  const index = Math.min(firstAbove(lane.reach, at), lane.count - 1);
   const near = [index, index - 1].filter((i) => i >= 0)
     .map((i) => ({ i, far: Math.max(lane.starts[i] - at, at - lane.ends[i], 0) * view.scale }))
     .sort((a, b) => a.far - b.far)[0];
@@ -119,10 +119,14 @@ function goToNext() {
 
 function toggle(name) {
   state[name] = !state[name];
-  const button = byId({ critical: "critical", measured: "measured", upToLimit: "limit" }[name]);
-  button.setAttribute("aria-pressed", state[name]);
   if (name === "measured") setView(state.from, state.to);
+  markToggles();
   redraw();
+}
+
+function markToggles() {
+  const buttons = { critical: "critical", measured: "measured", channels: "channels", upToLimit: "limit" };
+  for (const [name, id] of Object.entries(buttons)) byId(id).setAttribute("aria-pressed", state[name]);
 }
 
 function letGo() {
@@ -142,7 +146,7 @@ const KEYS = {
   ArrowRight: () => setView(state.from + (state.to - state.from) * 0.15, state.to + (state.to - state.from) * 0.15),
   "+": () => zoom(1 / 1.5), "=": () => zoom(1 / 1.5), "-": () => zoom(1.5), 0: fitView,
   "/": () => byId("find").focus(),
-  c: () => toggle("critical"), m: () => toggle("measured"), l: () => toggle("upToLimit"),
+  c: () => toggle("critical"), m: () => toggle("measured"), h: () => toggle("channels"), l: () => toggle("upToLimit"),
   "?": () => byId("keys").showModal(),
   "[": () => showPlan((state.number + data.plans.length - 1) % data.plans.length),
   "]": () => showPlan((state.number + 1) % data.plans.length),

@@ -11,7 +11,7 @@ const state = {
   module: null,            // the path of the module that is chosen
   query: "",               // what is looked for in the ops' names
   mask: null,              // [ops], 1 for those that both let through; null: all
-  critical: true, measured: true, upToLimit: true,
+  critical: true, measured: true, channels: true, upToLimit: true,
   hovered: null, pinned: null,  // { lane, index }
   pinnedAt: null,          // where the card of what is pinned stands
   cursor: null,            // seconds under the pointer

@@ -1,6 +1,7 @@
 // The timeline's lanes: one for each device and each channel that is used, items sorted by their start.
 
 const OP_HEIGHT = 26, COPY_HEIGHT = 14, MEASURED_HEIGHT = 16, GAP = 6, GUTTER = 150, AXIS = 26, RIGHT = 12;
+const MANY_CHANNELS = 24;  // their lanes are hidden at first
 const COPY = 3;  // the colour of copies, behind those of the three phases
 
 /** Returns all lanes of a plan, each device's and channel's measured one below it. */
@@ -39,11 +40,12 @@ function lane(named, starts, lengths, keys, wanted, numbers, colour) {
     numbers: Int32Array.from(rows, (row) => (numbers ? numbers[row] : row)),  // the op or the copy
     starts: Float64Array.from(rows, (row) => starts[row]),
     ends: Float64Array.from(rows, (row) => starts[row] + lengths[row]),
-    chain: [],
   };
   for (let i = 1; i < found.count; i++) {  // lengths are rounded: one that would end behind its follower's start is cut
     if (!found.isMeasured && found.ends[i - 1] > found.starts[i]) found.ends[i - 1] = found.starts[i];
   }
+  found.reach = found.ends.slice();  // the latest end so far: measured ones may overlap
+  for (let i = 1; i < found.count; i++) found.reach[i] = Math.max(found.reach[i], found.reach[i - 1]);
   found.colours = Uint8Array.from(found.numbers, colour);
   found.busy = found.ends.reduce((sum, end, i) => sum + end - found.starts[i], 0);
   return found;
