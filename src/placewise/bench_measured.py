@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from placewise.capture.models import load_step
 from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Floats
 from placewise.core.cluster import Cluster
@@ -14,9 +13,12 @@ from placewise.core.errors import StrategyError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile
+from placewise.execute.compiling import compile_placement
+from placewise.execute.examples import random_batch, real_step
+from placewise.execute.machine import real_devices
 from placewise.execute.measured_worker import is_out_of_memory
+from placewise.execute.measuring import Measurement, measure_steps
 from placewise.execute.profile import apply_profile, measure_profile
-from placewise.execute.run_steps import run_steps
 from placewise.execute.together import schedule_together
 from placewise.placing import Request, run
 from placewise.search import Budget
@@ -41,7 +43,7 @@ class Trial:
 
 def bench_measured(model: str, cluster: Cluster, trial: Trial) -> list[dict[str, Any]]:
     """Returns a row for each placement, and one with the median error and the rank correlation."""
-    captured = load_step(model, "cpu")
+    captured = real_step(model)
     profile = measure_profile(captured, cluster, trial.virtual).profile
     problem = Problem.of(*apply_profile(captured, cluster, profile))
     rows = []
@@ -96,21 +98,22 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         "measured ms": "-",
         "error %": "-",
     }
-    names = problem.expand(alone.placement)
+    row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
     try:
-        seconds, peaks = run_steps(captured, problem.cluster, names, alone.order, trial.warm_up, trial.steps, trial.virtual)
+        found = _run(captured, alone, trial)
     except RuntimeError as trouble:
         if not is_out_of_memory(trouble):
             raise
-        return {**row, **_peaks(alone, {})}
-    measured = float(np.median(seconds)) * 1e3
+        return row
+    measured = float(np.median(found.step_seconds)) * 1e3
     row |= {"measured ms": measured, "error %": (predicted / measured - 1) * 100}
-    return {**row, **_peaks(alone, peaks)}
+    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
 
 
-def _peaks(schedule: Schedule, measured: Mapping[str, int]) -> dict[str, Any]:
-    """Returns the largest peak that is predicted, and the largest that was measured."""
-    return {
-        "peak MiB": float(schedule.peak_bytes.max(initial=0)) / 2**20,
-        "measured MiB": max(measured.values()) / 2**20 if measured else "-",
-    }
+def _run(captured: CapturedStep, alone: Schedule, trial: Trial) -> Measurement:
+    devices = real_devices(alone.problem.cluster, trial.virtual)
+    train_step = compile_placement(alone.problem, alone.placement, alone.order, captured, devices)
+    try:
+        return measure_steps(train_step, alone, random_batch(captured), trial.steps, trial.warm_up)
+    finally:
+        train_step.close()

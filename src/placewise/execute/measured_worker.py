@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -61,9 +61,10 @@ class RunnerFactory:
 
 def _load(model: "str | TrainingStep", name: str) -> "CapturedStep":
     if isinstance(model, str):
-        from placewise.capture.models import load_step
+        from placewise.execute.examples import random_batch, real_step
 
-        return load_step(model, "cpu")
+        captured = real_step(model)
+        return replace(captured, step=replace(captured.step, batch=random_batch(captured)))
     from placewise.capture.training import capture_step
 
     return capture_step(model, name)
