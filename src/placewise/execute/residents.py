@@ -45,10 +45,12 @@ class Residents:
 
     def keep(self, updates: list[Any]) -> None:
         """Puts the numbers that the host has computed into the optimizer's state."""
-        assert self._step.optimizer is not None or not updates
+        optimizer = self._step.optimizer
+        if optimizer is None:
+            return
         for (resident, _), value in zip(self._program.updates, updates, strict=True):
-            assert self._step.optimizer is not None
-            self._step.optimizer.state[self._parameters[resident.name]][resident.key] = value
+            optimizer.state[self._parameters[resident.name]][resident.key] = value
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules warn where no step was taken before theirs
 
     def _check_model(self) -> None:
         for resident in self._program.residents:
@@ -75,8 +77,8 @@ class Residents:
                 return self._input_getter(resident)
             case "hyper-parameter":
                 assert self._step.optimizer is not None
-                groups, number, name = self._step.optimizer.param_groups, int(resident.key), resident.name
-                return lambda batch: groups[number][name]
+                optimizer, number, name = self._step.optimizer, int(resident.key), resident.name
+                return lambda batch: optimizer.param_groups[number][name]  # load_state_dict makes new groups
         return self._constant_getter(resident)
 
     def _model_getter(self, resident: Resident) -> Getter:
@@ -96,16 +98,16 @@ class Residents:
 
     def _state_getter(self, resident: Resident) -> Getter:
         assert self._step.optimizer is not None
-        state, parameter, key = self._step.optimizer.state, self._parameters[resident.name], resident.key
+        optimizer, parameter, key = self._step.optimizer, self._parameters[resident.name], resident.key
         if resident.tensor < 0:
-            return lambda batch: state[parameter][key]
+            return lambda batch: optimizer.state[parameter][key]
         home = self._tensors[resident.tensor]
 
         def get(batch: Batch) -> Any:
-            tensor = state[parameter][key]
-            if tensor.device != home:
-                tensor = state[parameter][key] = settle(tensor, tensor.stride(), home, -1)
-            return tensor
+            state = optimizer.state[parameter]
+            if state[key].device != home:
+                state[key] = settle(state[key], state[key].stride(), home, -1)
+            return state[key]
 
         return get
 

@@ -1,0 +1,134 @@
+"""The host's lane and the lanes of CPU devices together, with streams that run at once in the place of CUDA's.
+
+GPUs are played by "cpu:0", which PyTorch takes as the CPU and we do not. The streams of this file check that an event is
+recorded before anybody waits for it, and that each op starts in its own device's stream.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executed import RandomNet, cpu_cluster, one_thread_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import random_order, random_placements
+from test_capture_equal import bitwise, eager_step, snapshot
+from torch import Tensor, nn
+
+from placewise.capture.step import TrainingStep
+from placewise.capture.training import capture_step
+from placewise.core.problem import Problem
+from placewise.execute.copying import copy_window, copy_window_into
+from placewise.execute.instructions import Copy, Run
+from placewise.execute.lanes import Placed
+from placewise.execute.lowering import lower, tensor_devices
+from placewise.execute.notes import Notes
+from placewise.execute.train_step import TrainStep
+from placewise.execute.values import Values
+from placewise.execute.waits import Queue
+
+GPU = "cpu:0"
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+class InstantStreams:
+    """Streams whose work is done when it is launched."""
+
+    def __init__(self, is_gpu: list[bool]) -> None:
+        self.is_gpu = is_gpu
+        self.recorded: set[int] = set()
+        self.pinned: list[Tensor] = []
+        self.current = -1
+        self.waits = 0
+
+    def enter(self, device: int) -> Callable[[], Any]:
+        assert self.is_gpu[device]
+        return partial(setattr, self, "current", device)
+
+    def copy(self, source: int, target: int) -> Callable[[Tensor], Tensor]:
+        def copy(window: Tensor) -> Tensor:
+            assert self.is_gpu[source] or any(window is pinned for pinned in self.pinned)
+            self.current = -1
+            return copy_window_into(window, torch.empty_strided)
+
+        return copy
+
+    def pin(self, window: Tensor) -> Tensor:
+        self.pinned.append(copy_window(window))
+        return self.pinned[-1]
+
+    def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
+        return partial(self.recorded.add, instruction)
+
+    def wait(self, instruction: int, queue: Queue) -> Callable[[], Any]:
+        return partial(self._check, instruction)
+
+    def synchronize(self, instruction: int) -> Callable[[], Any]:
+        return partial(self._check, instruction)
+
+    def _check(self, instruction: int) -> None:
+        assert instruction in self.recorded
+        self.waits += 1
+
+    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Callable[[], Any]:
+        def check() -> None:
+            assert len(queue) == 2 or self.current == queue[0]
+
+        return check
+
+    @contextmanager
+    def step(self, notes: Notes | None = None) -> Iterator[None]:
+        self.recorded.clear()
+        self.pinned.clear()
+        self.current = -1
+        yield
+
+    def synchronize_all(self) -> None: ...
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_ops=st.integers(0, 12),
+    kinds=st.sampled_from([(True,), (True, True), (True, False), (False, True, True), (True, False, False, True)]),
+)
+@settings(max_examples=60)
+def test_gpus_and_cpus_together(seed: int, num_ops: int, kinds: tuple[bool, ...]) -> None:
+    torch.manual_seed(seed % 1000)
+    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch))
+    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
+    problem = Problem.of(captured.graph, cluster)
+    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
+    devices = tuple(
+        replace(device, torch_device=GPU, threads=0) if is_gpu else device
+        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
+    )
+    placed = Placed(Values.of(captured), lower(problem, placement, order), tensor_devices(problem, placement), devices)
+    train_step = TrainStep(captured, placed, InstantStreams(list(kinds)))
+    for number in range(3):
+        (expected,) = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch))
+        if number < 2:
+            assert bitwise(train_step(batch), expected)
+        else:
+            notes = train_step.note(batch)
+            wanted = {i for i, s in enumerate(placed.instructions.steps) if isinstance(s, (Run, Copy))}
+            assert notes.nbytes.keys() == wanted
+        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        assert [key for key in values if not bitwise(found[key], values[key])] == []
+    train_step.close()

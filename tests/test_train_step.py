@@ -1,0 +1,319 @@
+"""What a compiled step does besides being right: live state, refused batches, failures, no leaks, device maps, `run`."""
+
+import copy
+import gc
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import refused
+from executed import assert_runs_like_eager, compiled, cpu_cluster
+from test_capture_equal import Mixture, bitwise, eager_step, snapshot, token_batches
+from torch import Tensor, nn
+
+import placewise as pw
+from placewise.capture.step import TrainingStep
+from placewise.cli import main
+from placewise.core.cluster_file import write_cluster
+from placewise.core.errors import ExecutionError, PlanError
+from placewise.core.plan import Plan
+from placewise.core.problem import Problem
+from placewise.execute.examples import random_batch, real_step
+from placewise.report.measured import read_measured
+
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+
+
+@pytest.fixture(autouse=True)
+def same_kernels() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+    torch.set_num_threads(num_threads)
+
+
+def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        return model, torch.optim.Adam(model.parameters(), 0.01), (torch.randn(6, 4), torch.randn(6, 3))
+
+
+def captured(model: nn.Module, optimizer: Any, batch: Any, **how: Any) -> Any:
+    return pw.capture(model, nn.MSELoss(), optimizer, batch, **how)
+
+
+def test_state_goes_to_another_model_and_back_between_steps() -> None:
+    """Two compiled steps, one eager step, three more compiled ones from a checkpoint: all as eager code does it."""
+    model, optimizer, batch = small()
+    twin, twin_optimizer, _ = small()
+    twin.load_state_dict(model.state_dict())
+    train_step = compiled(captured(model, optimizer, batch))
+    eager = captured(twin, twin_optimizer, batch).step
+    for _ in range(2):
+        assert torch.equal(train_step(batch), eager_step(eager)[0])
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    eager_step(captured(model, optimizer, batch).step)
+    assert torch.equal(train_step(batch), (eager_step(eager), eager_step(eager))[1][0])
+    model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(checkpoint[1])
+    twin.load_state_dict(checkpoint[0])
+    twin_optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))
+    for _ in range(3):
+        assert torch.equal(train_step(batch), eager_step(eager)[0])
+    assert all(bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(twin, twin_optimizer).items())
+
+
+def test_a_schedule_of_the_learning_rate_is_followed() -> None:
+    model, optimizer, batch = small()
+    twin, twin_optimizer, _ = small()
+    twin.load_state_dict(model.state_dict())
+    train_step, eager = compiled(captured(model, optimizer, batch)), captured(twin, twin_optimizer, batch).step
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, twin_optimizer)]
+    for _ in range(6):
+        assert torch.equal(train_step(batch), eager_step(eager)[0])
+        for schedule in schedules:
+            schedule.step()
+    assert torch.equal(model[0].weight, twin[0].weight)  # type: ignore[arg-type]
+
+
+class CountsLate(torch.optim.Optimizer):
+    """Uses its counter on the host, and raises it in place only behind that."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["count"] = torch.ones(())
+            parameter.sub_(parameter.grad * state["count"])
+            state["count"].mul_(0.5)
+
+
+def test_an_op_reads_the_hosts_number_of_its_own_moment() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Linear(4, 3)
+        return model, CountsLate(model.parameters())
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 3)) for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "rule"),
+    [
+        (
+            ((torch.zeros(5, 4)), torch.zeros(6, 3)),
+            r"batch\[0\]: .* float32 of shape \[6, 4\], got float32 of shape \[5, 4\]",
+        ),
+        ((torch.zeros(6, 4).double(), torch.zeros(6, 3)), r"batch\[0\]: .* float32 of shape .*, got float64 of shape"),
+        ((torch.zeros(6, 4),), r"batch: the step was captured with 2 entries, got 1 entries"),
+        ((torch.zeros(6, 4), 3), r"batch\[1\]: .* got 3"),
+    ],
+)
+def test_another_batch_is_refused(batch: Any, rule: str) -> None:
+    model, optimizer, example = small()
+    train_step = compiled(captured(model, optimizer, example))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ExecutionError, match=rule):
+        train_step(batch)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_words_and_numbers_of_a_batch_must_be_the_same() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor, scale: int, *, words: dict[str, Any] | None = None) -> Tensor:  # type: ignore[override]
+            return super().forward(x) * scale
+
+    model = Scaled(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    train_step = compiled(captured(model, optimizer, ((torch.randn(6, 4), 2), torch.randn(6, 3))))
+    with pytest.raises(ExecutionError, match=r"batch\[0\]\[1\]: the step was captured with 2, got 3"):
+        train_step(((torch.randn(6, 4), 3), torch.randn(6, 3)))
+
+
+def test_batches_of_other_strides_give_the_same() -> None:
+    """A transposed window on a larger memory, and rows of another tensor."""
+    model, optimizer, example = small()
+    twin, twin_optimizer, _ = small()
+    twin.load_state_dict(model.state_dict())
+    train_step = compiled(captured(model, optimizer, example))
+    for _ in range(2):
+        batch = (torch.randn(4, 60).t()[::10], torch.randn(12, 3)[6:])
+        plain = TrainingStep(twin, nn.MSELoss(), twin_optimizer, tuple(t.contiguous() for t in batch))
+        assert torch.equal(train_step(batch), eager_step(plain)[0])
+
+
+def test_a_model_on_the_meta_device_is_refused() -> None:
+    with pytest.raises(ExecutionError, match=r"0\.weight is on the meta device and has no values"):
+        compiled(captured(*small("meta")))
+
+
+def test_dampening_is_refused_before_the_first_step() -> None:
+    model, _, batch = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, dampening=0.5)
+    with pytest.raises(ExecutionError, match="take it in eager code"):
+        compiled(captured(model, optimizer, batch))
+    eager_step(captured(model, optimizer, batch).step)
+    assert compiled(captured(model, optimizer, batch))(batch).isfinite()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_failing_op_ends_the_step_and_the_next_one_runs(seed: int) -> None:
+    """A token that is not in the table: IndexError, from whichever thread it comes; nobody waits for ever."""
+    model = Mixture()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tokens, target = token_batches()[0]
+    train_step = compiled(pw.capture(model, nn.CrossEntropyLoss(), optimizer, (tokens, target)), seed, devices=3)
+    for _ in range(3):
+        with pytest.raises(IndexError):
+            train_step((tokens + 100, target))
+        assert train_step((tokens, target)).isfinite()
+
+
+def test_inference_returns_what_the_model_returns() -> None:
+    model = Mixture().eval()
+    tokens = torch.randint(11, (8, 5))
+    expected = copy.deepcopy(model)(tokens)
+    assert torch.equal(compiled(pw.capture_inference(model, tokens))(tokens), expected)
+
+
+def test_nothing_leaks_over_a_thousand_steps() -> None:
+    model, optimizer, batch = small()
+    train_step = compiled(captured(model, optimizer, batch), devices=2)
+
+    def usage() -> tuple[int, int]:
+        gc.collect()
+        return len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for _ in range(100):
+        train_step(batch)
+    objects, kilobytes = usage()
+    for _ in range(1000):
+        train_step(batch)
+    more_objects, more_kilobytes = usage()
+    assert more_objects - objects < 50
+    assert more_kilobytes - kilobytes < 2000  # a thousand steps that each kept 100 numbers more would be 400 KB
+
+
+def test_closing_ends_the_threads() -> None:
+    import threading
+
+    train_step = compiled(captured(*small()))
+    names = {thread.name for thread in threading.enumerate()}
+    assert any(name.startswith("placewise cpu:") for name in names)
+    before = threading.active_count()
+    del train_step
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("placewise cpu:"):
+            thread.join(timeout=0.2)
+    assert threading.active_count() < before
+
+
+# --- plans ---
+
+
+def plan_of(step: Any, device_of: Any) -> Plan:
+    """Returns a plan by the name of the first op of each group."""
+    graph = step.graph
+    names: list[str] = ["cpu:0"] * graph.num_groups
+    for op in reversed(range(len(graph.ops))):
+        names[graph.ops.groups[op]] = device_of(graph.ops.names[op])
+    return Plan(tuple(names))
+
+
+def test_a_plan_compiles() -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    plan = plan_of(step, lambda name: "cpu:1" if name.startswith("2") else "cpu:0")
+    train_step = plan.compile(step, cpu_cluster())
+    first = train_step(batch)
+    assert float(train_step(batch)) < float(first)
+    assert {type(s).__name__ for s in train_step.placed.instructions.steps} == {"Run", "Copy", "Free"}
+    with pytest.raises(PlanError, match="there is no device 'cpu:1'"):
+        plan.compile(step, cpu_cluster(1))
+
+
+def test_device_maps() -> None:
+    step = captured(*small())
+    by_layer = plan_of(step, lambda name: "gpu:1" if name.startswith("2") else "cpu:0")
+    assert by_layer.device_map(step) == {"0": torch.device("cpu"), "2": 1}
+    whole = plan_of(step, lambda name: "gpu:0")
+    assert whole.device_map(step.graph) == {"": 0}
+    split = plan_of(step, lambda name: "gpu:0" if name.startswith("2.") and "backward" in name else "cpu:0")
+    with pytest.raises(ExecutionError, match=r"it splits 2 \((cpu:0, gpu:0|gpu:0, cpu:0)\)"):
+        split.device_map(step)
+    odd = plan_of(step, lambda name: "left")
+    with pytest.raises(ExecutionError, match="device 'left': only gpu:0"):
+        odd.device_map(step)
+    with pytest.raises(PlanError, match="placement has 1 entries"):
+        Plan(("gpu:0",)).device_map(step)
+
+
+def test_accelerate_takes_a_device_map() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    names = plan_of(step, lambda name: "cpu").device_map(step)
+    expected = model(batch[0])
+    assert torch.equal(accelerate.dispatch_model(model, names)(batch[0]), expected)
+
+
+# --- the command ---
+
+MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    step = real_step(MODEL)
+    problem = Problem.of(step.graph, cpu_cluster())
+    placement = np.random.default_rng(0).integers(0, 2, problem.num_groups)
+    Plan(problem.expand(placement)).save(tmp_path / "plan.json")
+    write_cluster(problem.cluster, tmp_path / "cpus.toml")
+    return str(tmp_path / "plan.json"), str(tmp_path / "cpus.toml")
+
+
+def test_run_says_measured_beside_predicted(
+    files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, cluster = files
+    trace = str(tmp_path / "trace.json")
+    given = ["run", MODEL, "--cluster", cluster, "--plan", plan, "--steps", "3", "--trace", trace]
+    assert main([*given, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert len(result["steps"]) == 3
+    assert result["step_seconds"] > 0
+    assert result["peak_bytes"] == result["predicted_peak_bytes"]
+    measured = read_measured(trace, Problem.of(real_step(MODEL).graph, cpu_cluster()))
+    assert len(measured.ops) == sum(result["ops"].values())
+    assert (measured.end >= measured.start).all()
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert "a step, median of 3; predicted" in text
+    assert "cpu:1" in text
+
+
+def test_run_refuses(files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, cluster = files
+    rest = ["--cluster", cluster, "--plan", plan]
+    assert "placement has" in refused(["run", "cifar-cnn:batch=2", *rest], capsys)
+    assert "--together: needs a --profile" in refused(["run", MODEL, *rest, "--together"], capsys)
+    if not torch.cuda.is_available():
+        assert "has 2 GPUs, this machine has 0" in refused(["run", MODEL, "--cluster", "2xK80", "--plan", plan], capsys)
+
+
+def test_tokens_of_a_random_batch_are_within_the_vocabulary() -> None:
+    step = real_step("nmt:layers=1,hidden=8,length=6,batch=64,vocab=7")
+    (source, target), labels = random_batch(step)
+    for tokens in (source, target, labels):
+        assert sorted(set(tokens.flatten().tolist())) == list(range(7))
