@@ -24,6 +24,8 @@ CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about: for keeping a stream busy
 class Clock(Protocol):
     """Says how long a device works."""
 
+    launch_seconds: float  # the host's time for one of the last runs, where the device does not run it itself; else 0
+
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns how long the device takes to run this so many times, one after the other."""
         ...
@@ -49,6 +51,8 @@ class Repeatable(Protocol):
 class CpuClock:
     """Times work on this thread."""
 
+    launch_seconds = 0.0
+
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
         start = time.perf_counter()
@@ -65,22 +69,21 @@ class StreamClock:
 
     def __init__(self, stream: "torch.cuda.Stream") -> None:
         self.stream = stream
-        self._launch_seconds = 50e-6  # of one run, as seen so far
+        self.launch_seconds = 50e-6
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
-            wait_seconds = 1.5 * self._launch_seconds * times + 1e-4
+            wait_seconds = 1.5 * min(max(self.launch_seconds, 5e-6), 1e-3) * times + 1e-4
             torch.cuda._sleep(int(wait_seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
             begun = time.perf_counter()
             start.record()
             for _ in range(times):
                 run()
             end.record()
-            launched = (time.perf_counter() - begun) / times
+            self.launch_seconds = (time.perf_counter() - begun) / times
             end.synchronize()
-        self._launch_seconds = min(max(launched, 5e-6), 1e-3)
         return float(start.elapsed_time(end)) * 1e-3
 
 

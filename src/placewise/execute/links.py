@@ -49,7 +49,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def measure_launch(devices: Sequence[RealDevice]) -> float:
-    """Returns the host's time for a launch on a GPU; 0 without one, for workers on CPUs launch their own ops."""
+    """Returns the host's time for the launch of a small op on a GPU; 0 without one: workers on CPUs launch their own ops."""
     gpu = next((device for device in devices if device.is_gpu), None)
     if gpu is None:
         return 0.0
@@ -81,8 +81,10 @@ def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
     the host, which has to see the end of the copy before it goes on.
     """
     given, taken = _memory(source, size), _memory(target, size)
+    for device in (source, target):
+        if device.is_gpu:
+            torch.cuda.synchronize(device.torch_device)
     stream = torch.cuda.Stream((target if target.is_gpu else source).torch_device)  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
 
     def copy() -> None:
         taken.copy_(given, non_blocking=True)

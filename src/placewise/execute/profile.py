@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from placewise.capture.training import CapturedStep
@@ -12,7 +13,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.graph import Graph
 from placewise.core.profile import Profile, ProfiledDevice, Timing
 from placewise.execute.clocks import Clock, alike, run_on, time_work
-from placewise.execute.links import measure_launch, measure_links
+from placewise.execute.links import measure_links
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.profile_contention import measure_contention
 from placewise.execute.profile_values import Work
@@ -36,20 +37,23 @@ def measure_profile(captured: CapturedStep, cluster: Cluster, virtual: Mapping[s
     kinds = {device.name: device.kind for device in cluster.devices}
     calls = op_calls(captured.program, len(captured.graph.ops))
     timings: dict[str, dict[str, Timing]] = {}
+    launches: dict[str, float] = {}  # signature -> the host's seconds on a GPU
     failures: list[tuple[str, str, str]] = []
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
         chosen = _distinct(calls, captured.graph, kinds[device.name])
         for signature, found in _measure_ops(device, chosen).items():
-            if isinstance(found, Timing):
-                timings.setdefault(signature, {})[device.name] = found
-            else:
+            if isinstance(found, str):
                 failures.append((device.name, signature, found))
+                continue
+            timings.setdefault(signature, {})[device.name] = found[0]
+            if device.is_gpu:
+                launches.setdefault(signature, found[1])
     profile = Profile(
         tuple(ProfiledDevice(d.name, kinds[d.name], _hardware(d), first[d].name, _num_alike(d, devices)) for d in devices),
         timings,
         measure_links(devices),
-        measure_launch(devices),
+        float(np.mean([launches[call.signature] for call in calls if call.signature in launches])) if launches else 0.0,
         measure_contention(devices),
     )
     return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
@@ -76,15 +80,15 @@ def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpC
     return found
 
 
-def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, Timing | str]:
-    """Returns the time of each signature on a device, or why there is none."""
+def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, tuple[Timing, float] | str]:
+    """Returns the time of each signature on a device and the host's time to launch it, or why there is none."""
 
-    def measure(clock: Clock) -> dict[str, Timing | str]:
-        found: dict[str, Timing | str] = {}
+    def measure(clock: Clock) -> dict[str, tuple[Timing, float] | str]:
+        found: dict[str, tuple[Timing, float] | str] = {}
         with torch.no_grad():
             for signature, call in calls.items():
                 try:
-                    found[signature] = time_work(Work(call, device.torch_device), clock)
+                    found[signature] = (time_work(Work(call, device.torch_device), clock), clock.launch_seconds)
                 except (RuntimeError, NotImplementedError) as problem:  # no kernel here, or no memory
                     found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
         return found
