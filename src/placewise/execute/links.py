@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
-from threading import Event, Thread
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from placewise.core.arrays import Floats
 from placewise.core.cluster import Link
-from placewise.execute.clocks import StreamClock, alike
+from placewise.execute.clocks import StreamClock, alike, own_thread
 from placewise.execute.machine import RealDevice
 
 GPU_SIZES = tuple(4**n * 4096 for n in range(8))  # 4 KiB to 64 MiB
@@ -70,7 +71,8 @@ def measure_launch(devices: Sequence[RealDevice]) -> float:
 
 def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:
     if not source.is_gpu and not target.is_gpu:
-        return fit(CPU_SIZES, [_handed_over(size) for size in CPU_SIZES])
+        with own_thread(source) as giver, own_thread(target) as taker:
+            return fit(CPU_SIZES, [_handed_over(giver, taker, size) for size in CPU_SIZES])
     return fit(GPU_SIZES, [_copied(source, target, size) for size in GPU_SIZES])
 
 
@@ -118,27 +120,29 @@ def _median(work: Callable[[], None]) -> float:
     return float(np.median(found))
 
 
-def _handed_over(size: int) -> float:
+def _handed_over(giver: ThreadPoolExecutor, taker: ThreadPoolExecutor, size: int) -> float:
     """Returns the seconds from one thread's word that a tensor is ready to another thread's having copied it."""
     given, taken = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     ready, done = Event(), Event()
 
-    def receive() -> None:
+    def give() -> list[float]:
+        started = []
+        for _ in range(REPEATS + 1):
+            started.append(time.perf_counter())
+            ready.set()
+            done.wait()
+            done.clear()
+        return started
+
+    def take() -> list[float]:
+        ended = []
         for _ in range(REPEATS + 1):
             ready.wait()
             ready.clear()
             taken.copy_(given)
             ended.append(time.perf_counter())
             done.set()
+        return ended
 
-    ended: list[float] = []
-    thread = Thread(target=receive, daemon=True)
-    thread.start()
-    started = []
-    for _ in range(REPEATS + 1):
-        started.append(time.perf_counter())
-        ready.set()
-        done.wait()
-        done.clear()
-    thread.join()
-    return float(np.median(np.subtract(ended, started)[1:]))
+    ended, started = taker.submit(take), giver.submit(give)
+    return float(np.median(np.subtract(ended.result(), started.result())[1:]))
