@@ -1,5 +1,6 @@
 """The evaluator that measures: it survives whatever a placement does, and its runs resume."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ import pytest
 from builders import tiny_cluster, tiny_graph
 from measuring import Ending, broken, no_memory, three_steps
 
+from placewise.cli import main
 from placewise.core.errors import InputError, NothingFits
+from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.cached import Cached
 from placewise.execute.measured import Measure, Measured
@@ -185,6 +188,26 @@ def test_nothing_that_runs_is_nothing_that_fits(tmp_path: Path, failures: list[s
         outcome = run(tiny_problem(), asked, evaluate)
     with pytest.raises(NothingFits, match="none could be run; the simulator says that they fit"):
         predict(tiny_problem(), asked, outcome)
+
+
+def test_the_command_measures_and_its_run_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model of this folder on two CPU devices, run for real; the finished run is answered without a process."""
+    monkeypatch.chdir(Path(__file__).parent)
+    machine, runs, plan = (str(tmp_path / name) for name in ("two.toml", "runs.db", "plan.json"))
+    assert main(["detect", "--cpus", "2", "-o", machine]) == 0
+    capsys.readouterr()
+    asked = ["--strategy", "random", "--budget", "2", "--steps", "2", "--run-file", runs, "-o", plan, "--json"]
+    assert main(["place", "test_profile:mlp_step", "--cluster", machine, "--measure", *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["evaluations"] == 2
+    assert 0 < found["step_seconds"] < 10
+    assert found["step_seconds"] != found["predicted_seconds"] > 0
+    assert found["gap"] is None
+    assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_seconds"] == found["step_seconds"]
+    assert Plan.load(plan).predicted_seconds == found["predicted_seconds"]
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -63,7 +63,8 @@ def _print_plan(plan: "Plan", schedule: "Schedule", limit: "Bound | None") -> No
     from placewise.report.tables import bold, wrapped
     from placewise.report.words import explain
 
-    print(bold(str(plan).splitlines()[0]), "", *map(wrapped, explain(schedule.problem, schedule, limit)), sep="\n")
+    said = [] if plan.predicted_seconds is None else ["what follows is as simulated:"]
+    print(bold(str(plan).splitlines()[0]), "", *said, *map(wrapped, explain(schedule.problem, schedule, limit)), sep="\n")
     print("", device_table(schedule), sep="\n")
     if drawn := terminal_picture(schedule):
         print("", drawn, sep="\n")
