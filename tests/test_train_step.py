@@ -23,6 +23,7 @@ from placewise.core.cluster_file import write_cluster
 from placewise.core.errors import ExecutionError, PlanError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
+from placewise.execute.benchmark import launches, two_branches
 from placewise.execute.examples import random_batch, real_step
 from placewise.report.measured import read_measured
 
@@ -80,7 +81,7 @@ def test_a_schedule_of_the_learning_rate_is_followed() -> None:
         assert torch.equal(train_step(batch), eager_step(eager)[0])
         for schedule in schedules:
             schedule.step()
-    assert torch.equal(model[0].weight, twin[0].weight)  # type: ignore[arg-type]
+    assert torch.equal(next(model.parameters()), next(twin.parameters()))
 
 
 class CountsLate(torch.optim.Optimizer):
@@ -317,3 +318,11 @@ def test_tokens_of_a_random_batch_are_within_the_vocabulary() -> None:
     (source, target), labels = random_batch(step)
     for tokens in (source, target, labels):
         assert sorted(set(tokens.flatten().tolist())) == list(range(7))
+
+
+def test_the_benchmark_has_a_row_for_each_comparison() -> None:
+    rows = [two_branches(rounds=1), launches("cpu", rounds=2)]
+    assert all(
+        row["microseconds"] > 0 and row["ratio"] == pytest.approx(row["microseconds"] / row["against"]) for row in rows
+    )
+    assert "2,040 ops" in rows[1]["what"]

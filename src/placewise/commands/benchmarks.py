@@ -17,6 +17,7 @@ BENCHMARKS = {
     "orders": "what the priority order gains over the program order",
     "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
     "curve": "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
+    "execute": "two CPU devices against one; what a launch costs the host, beside a plain loop over the same ops",
     "measured": "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
     "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
     "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
@@ -51,6 +52,11 @@ def _bench(options: argparse.Namespace) -> None:
         return
     if options.what == "measured":
         _print_rows("measured", _bench_measured(options), options)
+        return
+    if options.what == "execute":
+        from placewise.execute.benchmark import bench_execute
+
+        _print_rows("execute", bench_execute(), options)
         return
     module = {"learning": bench_learning, "curve": bench_curve, "page": bench_page}.get(options.what, bench)
     rows = getattr(module, f"bench_{options.what}")(tuple(options.models))

@@ -34,7 +34,7 @@ def op_calls(program: Program, num_ops: int) -> list[OpCall]:
     found: dict[int, OpCall] = {}
     with torch.no_grad():
         for call in program.calls:
-            args, kwargs = _fill(call.args, values), {key: _fill(value, values) for key, value in call.kwargs.items()}
+            args, kwargs = fill(call.args, values), {key: fill(value, values) for key, value in call.kwargs.items()}
             if call.op >= 0:
                 found[call.op] = OpCall(call.function, args, kwargs, _signature(call, args, kwargs))
             result = _run(call, args, kwargs, kernels, facts)
@@ -67,10 +67,11 @@ def _stand_in(resident: Resident) -> Any:
     return 1.0 if resident.like is None else torch.ones(resident.like.shape, dtype=resident.like.dtype)
 
 
-def _fill(argument: Any, values: list[Any]) -> Any:
+def fill(argument: Any, values: list[Any]) -> Any:
+    """Returns an argument with values in the place of slots."""
     if type(argument) is Slot:
         return values[argument]
-    return type(argument)([_fill(entry, values) for entry in argument]) if type(argument) in (list, tuple) else argument
+    return type(argument)([fill(entry, values) for entry in argument]) if type(argument) in (list, tuple) else argument
 
 
 # --- as text ---
