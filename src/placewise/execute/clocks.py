@@ -17,6 +17,7 @@ Found = TypeVar("Found")
 
 STRETCH_SECONDS = 0.002
 STRETCHES, SLOW_STRETCHES, SLOW_SECONDS = 5, 3, 0.1
+VERY_SLOW_SECONDS = 0.5  # one run behind the warm-up says enough
 MOST_RUNS, MOST_RUNS_IN_PLACE = 200, 50  # of a stretch; a GPU's queue holds about a thousand launches
 CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about: for keeping a stream busy
 
@@ -92,6 +93,8 @@ def time_work(work: Repeatable, clock: Clock) -> Timing:
     clock.seconds(work.run, 1)
     work.restore()
     guess = max(clock.seconds(work.run, 1), 1e-7)
+    if guess > VERY_SLOW_SECONDS:
+        return Timing(guess, 0.0, 1)
     most = MOST_RUNS_IN_PLACE if work.changes_inputs else MOST_RUNS
     times = int(np.clip(STRETCH_SECONDS / guess, 1, most))
     found = []

@@ -89,7 +89,7 @@ def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, t
             for signature, call in calls.items():
                 try:
                     found[signature] = (time_work(Work(call, device.torch_device), clock), clock.launch_seconds)
-                except (RuntimeError, NotImplementedError) as problem:  # no kernel here, or no memory
+                except (RuntimeError, IndexError, TypeError, ValueError) as problem:  # no kernel here, or no memory
                     found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
         return found
 
