@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 STRETCH_SECONDS = 0.002
 STRETCHES, SLOW_STRETCHES, SLOW_SECONDS = 5, 3, 0.1
 VERY_SLOW_SECONDS = 0.5  # one run behind the warm-up says enough
-MOST_RUNS, MOST_RUNS_IN_PLACE = 200, 50  # of a stretch; a GPU's queue holds about a thousand launches
+MOST_RUNS_IN_PLACE = 50  # of a stretch: values drift
 CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about: for keeping a stream busy
 
 
@@ -26,6 +26,7 @@ class Clock(Protocol):
     """Says how long a device works."""
 
     launch_seconds: float  # the host's time for one of the last runs, where the device does not run it itself; else 0
+    most_runs: int  # of a stretch
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns how long the device takes to run this so many times, one after the other."""
@@ -53,6 +54,7 @@ class CpuClock:
     """Times work on this thread."""
 
     launch_seconds = 0.0
+    most_runs = 1000
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
@@ -71,6 +73,7 @@ class StreamClock:
     def __init__(self, stream: "torch.cuda.Stream") -> None:
         self.stream = stream
         self.launch_seconds = 50e-6
+        self.most_runs = 100  # a queue holds about a thousand launches, and some ops have ten
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
@@ -95,7 +98,7 @@ def time_work(work: Repeatable, clock: Clock) -> Timing:
     guess = max(clock.seconds(work.run, 1), 1e-7)
     if guess > VERY_SLOW_SECONDS:
         return Timing(guess, 0.0, 1)
-    most = MOST_RUNS_IN_PLACE if work.changes_inputs else MOST_RUNS
+    most = min(clock.most_runs, MOST_RUNS_IN_PLACE) if work.changes_inputs else clock.most_runs
     times = int(np.clip(STRETCH_SECONDS / guess, 1, most))
     found = []
     for _ in range(SLOW_STRETCHES if guess > SLOW_SECONDS else STRETCHES):
