@@ -17,16 +17,18 @@ from test_capture_equal import Mixture, bitwise, eager_step, snapshot, token_bat
 from torch import Tensor, nn
 
 import placewise as pw
+from placewise.capture.models import load_step
 from placewise.capture.step import TrainingStep
 from placewise.cli import main
 from placewise.core.cluster_file import write_cluster
 from placewise.core.errors import ExecutionError, PlanError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
-from placewise.execute.benchmark import launches, two_branches
+from placewise.execute.benchmark import hand_overs, launches, two_branches
 from placewise.execute.examples import random_batch, real_step
 from placewise.report.measured import read_measured
 
+MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 
 
@@ -260,6 +262,18 @@ def test_device_maps() -> None:
         Plan(("gpu:0",)).device_map(step)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "grouping"), [("balanced", "colocated"), ("expert", "colocated"), ("random", "module")]
+)
+@pytest.mark.parametrize("model", ["gpt:layers=2,hidden=16,heads=2,length=8,batch=4,vocab=13", MODEL])
+def test_plans_by_module_have_device_maps_that_cover_the_model(model: str, strategy: str, grouping: str) -> None:
+    step = load_step(model)
+    plan = pw.place(step, pw.Cluster.load("2xK80"), strategy=strategy, grouping=grouping, evaluations=5)
+    names = plan.device_map(step)
+    for tensor in step.step.model.state_dict():
+        assert [name for name in names if not name or tensor == name or tensor.startswith(f"{name}.")], tensor
+
+
 def test_accelerate_takes_a_device_map() -> None:
     accelerate = pytest.importorskip("accelerate")
     model, optimizer, batch = small()
@@ -270,8 +284,6 @@ def test_accelerate_takes_a_device_map() -> None:
 
 
 # --- the command ---
-
-MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
 
 
 @pytest.fixture
@@ -321,7 +333,7 @@ def test_tokens_of_a_random_batch_are_within_the_vocabulary() -> None:
 
 
 def test_the_benchmark_has_a_row_for_each_comparison() -> None:
-    rows = [two_branches(rounds=1), launches("cpu", rounds=2)]
+    rows = [two_branches(rounds=1), launches("cpu", rounds=2), hand_overs(rounds=2)]
     assert all(
         row["microseconds"] > 0 and row["ratio"] == pytest.approx(row["microseconds"] / row["against"]) for row in rows
     )

@@ -29,7 +29,7 @@ CELLS = 60  # of the step with tiny tensors
 
 def bench_execute() -> list[dict[str, Any]]:
     """Returns the rows of the benchmark: seconds, what they are compared with, and the ratio."""
-    rows = [two_branches(), launches("cpu")]
+    rows = [two_branches(), launches("cpu"), hand_overs()]
     return [*rows, launches("gpu")] if torch.cuda.is_available() else rows
 
 
@@ -71,6 +71,18 @@ def launches(kind: str, rounds: int = 30) -> dict[str, Any]:
             train_step.synchronize()
     what = f"host time of a launch ({kind}, {len(calls):,} ops), against a plain loop"
     return _row(what, *(float(np.median(times)) / len(calls) for times in (compiled, plain)))
+
+
+def hand_overs(rounds: int = 30) -> dict[str, Any]:
+    """Compares a chain of tiny ops that goes to and fro between two CPU devices with the same chain on one of them."""
+    step, cluster = _chain(), _cluster("cpu", 2)
+    problem = Problem.of(step.graph, cluster)
+    to_and_fro, stay = np.arange(problem.num_groups) % 2, np.zeros(problem.num_groups, np.int64)
+    times = []
+    for placement in (to_and_fro, stay):
+        train_step = _compile(step, problem, placement)
+        times.append(float(np.median([_seconds(lambda run=train_step: run(step.step.batch)) for _ in range(rounds)])))  # type: ignore[misc]
+    return _row("an op that reads from the other CPU device, against one at home", *(t / problem.num_ops for t in times))
 
 
 def _row(what: str, seconds: float, others: float) -> dict[str, Any]:
@@ -133,6 +145,20 @@ def _cells() -> CapturedStep:
     model = _Cells()
     batch = (torch.randn(2, 4), torch.randn(2, 4))
     return capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 1e-3), batch))
+
+
+class _Chain(nn.Module):
+    """Tiny ops, each of which reads the one before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns what the last one makes: [4]."""
+        for _ in range(200):
+            x = torch.tanh(x)
+        return x
+
+
+def _chain() -> CapturedStep:
+    return capture_step(TrainingStep(_Chain(), None, None, torch.randn(4)))
 
 
 def _bare_calls(train_step: TrainStep, step: CapturedStep) -> list[tuple[Any, Any, Any]]:

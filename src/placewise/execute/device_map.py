@@ -3,10 +3,11 @@
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from placewise.core.errors import ExecutionError
-from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
+from placewise.core.graph import TENSOR_KINDS, Graph
 from placewise.core.grouping import module_path
 
 MODEL_KINDS = (TENSOR_KINDS.index("parameter"), TENSOR_KINDS.index("buffer"))
@@ -17,46 +18,43 @@ def device_map(graph: Graph, placement: Sequence[str]) -> dict[str, int | torch.
     """Returns the device of each module: the number of a GPU, or `torch.device("cpu")`; "" is the whole model.
 
     `placement` has a device's name for each of the graph's groups. Modules that are on one device with all that is in
-    them are named once. A module's own tensors and all of its ops, backward and update included, must be on one device;
-    an ExecutionError names those that are split. What a module of other modules computes between them (a sum, a view)
-    is left to Accelerate, which does it where its inputs are.
+    them are named once; of a module that is not, though its own tensors are, these tensors are named. A module's own
+    tensors and its own ops, backward and update included, must be on one device; an ExecutionError names those that are
+    split. What a module without tensors computes between others (a sum, a view) is left to Accelerate.
     """
-    devices, owners = _devices_by_module(graph, placement)
-    split = [path for path in owners if len(devices[path]) > 1]
+    own, tensors = _devices_by_module(graph, placement)
+    split = [path for path in tensors if len(own[path]) > 1]
     if split:
-        named = ", ".join(f"{path or 'the model itself'} ({', '.join(devices[path])})" for path in split[:MOST_NAMED])
+        named = ", ".join(f"{path or 'the model itself'} ({', '.join(own[path])})" for path in split[:MOST_NAMED])
         rest = f" and {len(split) - MOST_NAMED} more" if len(split) > MOST_NAMED else ""
         raise ExecutionError(f"the plan can't be said by module, for it splits {named}{rest}")
+    whole = {path: dict(own[path]) for path in tensors}
+    for path in tensors:
+        for outer in _outer(path):
+            whole.setdefault(outer, {}).update(own[path])
     found: dict[str, int | torch.device] = {}
-    for path in sorted(owners):
-        top = _largest_on_one_device(path, devices)
-        found[top] = _accelerate_device(devices[path][0])
+    for path in sorted(tensors):
+        names = [_largest_on_one_device(path, whole)] if len(whole[path]) == 1 else tensors[path]
+        found |= dict.fromkeys(names, _accelerate_device(next(iter(own[path]))))
     return found
 
 
-def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the devices of each module with all that is in it, in order of appearance, and those that have tensors."""
-    ops, tensors = graph.ops, graph.tensors
+def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str, dict[str, None]], dict[str, list[str]]]:
+    """Returns the devices of each module's own ops and tensors, and the names of its tensors, where it has some."""
+    ops, names = graph.ops, graph.tensors.names
     own: dict[str, dict[str, None]] = {}
-    owners: dict[str, None] = {}
-    for tensor in range(len(tensors)):
-        if graph.producer[tensor] < 0 and tensors.kinds[tensor] in MODEL_KINDS:
-            path = tensors.names[tensor].rpartition(".")[0]
-            home, reader = tensors.home[tensor], graph.first_reader[tensor]
-            group = home if home >= 0 else ops.groups[reader] if reader >= 0 else -1
-            owners[path] = None
-            own.setdefault(path, {})
-            if group >= 0:
-                own[path][placement[group]] = None
+    tensors: dict[str, list[str]] = {}
     for op in range(len(ops)):
-        path = module_path(graph, op)
-        if path in owners or ops.phases[op] != PHASES.index("update"):
-            own.setdefault(path, {})[placement[ops.groups[op]]] = None
-    whole: dict[str, dict[str, None]] = {path: dict(found) for path, found in own.items()}
-    for path in owners:
-        for outer in _outer(path):
-            whole.setdefault(outer, {}).update(own[path])
-    return {path: list(found) for path, found in whole.items()}, list(owners)
+        own.setdefault(module_path(graph, op), {})[placement[ops.groups[op]]] = None
+    for tensor in np.flatnonzero((graph.producer < 0) & np.isin(graph.tensors.kinds, MODEL_KINDS)).tolist():
+        home, reader = graph.tensors.home[tensor], graph.first_reader[tensor]
+        group = home if home >= 0 else ops.groups[reader] if reader >= 0 else 0  # what nobody reads may be anywhere
+        path = names[tensor].rpartition(".")[0]
+        tensors.setdefault(path, []).append(names[tensor])
+        own.setdefault(path, {})
+        if home >= 0 or not own[path]:
+            own[path][placement[group]] = None
+    return own, tensors
 
 
 def _outer(path: str) -> list[str]:
@@ -65,9 +63,9 @@ def _outer(path: str) -> list[str]:
     return [".".join(parts[:i]) for i in range(len(parts) - 1, -1, -1)]
 
 
-def _largest_on_one_device(path: str, devices: dict[str, list[str]]) -> str:
+def _largest_on_one_device(path: str, whole: dict[str, dict[str, None]]) -> str:
     for outer in _outer(path):
-        if len(devices[outer]) > 1:
+        if len(whole[outer]) > 1:
             return path
         path = outer
     return path
