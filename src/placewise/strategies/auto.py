@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count, islice, zip_longest
+from itertools import count, islice
 
 import numpy as np
 
@@ -25,6 +25,7 @@ COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # how often each kind of move is dr
 FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # in the cycles between
 MOST_TRIALS = 1000  # of a walk: more would only make small problems wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from anywhere to anywhere
+LARGE_STEP = 20_000  # ops of a step for which one population costs as much as all the others'
 EXACT = 1e-9  # how close to the simulator an evaluator is that simulates
 
 
@@ -38,8 +39,9 @@ class Auto:
 
     chains: int = 4  # walks side by side, on as many cores as there are
     effort: int = 2_000_000  # ops that the trials of a chain pass between two proposals
-    blocks: int = 30  # of the first coarse population; the second has twice as many
-    coarse: int = 6_000_000  # ops that judging each of them passes
+    populations: int = 3  # that place coarse blocks, each by itself, before the walks; one for a large step
+    blocks: int = 30  # of a population at first; then it has twice as many
+    coarse: int = 4_000_000  # ops that judging it passes, each time
     cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
     hot: float = 3e-4  # the first temperature over the step's seconds
     cold: float = 1e-5  # the last one
@@ -48,7 +50,7 @@ class Auto:
     batch: int = 3  # placements to measure at a time
 
     def __post_init__(self) -> None:
-        for name in ("chains", "effort", "blocks", "coarse", "cycle", "rounds", "batch"):
+        for name in ("chains", "effort", "populations", "blocks", "coarse", "cycle", "rounds", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
         for name in ("hot", "cold"):
@@ -76,15 +78,17 @@ class Auto:
         """Yields what is found after each round, with notes on it; without end."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             crew = pool.submit(Crew, model, rng.integers(1, 2**63, self.chains))  # made while the populations evolve
-            coarse: list[Stand] = []
-            for blocks in (self.blocks, 2 * self.blocks):
-                for best in evolve(model, [*coarse[:1], *starts], f"coarse:{blocks}", self.coarse, rng):
-                    coarse = [best, *coarse]
-                    yield [best], {"stage": "coarse", "blocks": blocks}
+            coarse: list[Stand] = []  # the best of each population
+            for _ in range(self._num_populations(model.problem.num_ops)):
+                best: list[Stand] = []
+                for blocks in (self.blocks, 2 * self.blocks):
+                    for stand in evolve(model, [*best, *starts], f"coarse:{blocks}", self.coarse, rng):
+                        best = [stand]
+                        yield best, {"stage": "coarse", "blocks": blocks}
+                coarse += best
             # What is best now need not be after a walk, so both kinds of start get one.
-            pairs = zip_longest(coarse[: self.chains], starts[: self.chains])
-            both = [stand for pair in pairs for stand in pair if stand is not None]
-            yield from self._rounds(pool, crew.result(), both, rng)
+            first = [*settled(coarse)[: max(self.chains - 1, 1)], *starts]
+            yield from self._rounds(pool, crew.result(), first, rng)
 
     def _rounds(
         self, pool: ThreadPoolExecutor, crew: Crew, starts: list[Stand], rng: np.random.Generator
@@ -111,17 +115,26 @@ class Auto:
                 stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
                 crew.trials += 2 * pace.trials
                 yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
-            best = best_of(stands)
-            stands = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
-            if self.chains > 1:
-                stands[-1] = self._elsewhere(model, starts, cycle, rng)
-            length += length // 2
+            stands = self._begin_anew(model, stands, starts[cycle % len(starts)], rng)
+            length += 0 if num_ops <= SMALL_STEP else length // 2
 
-    def _elsewhere(self, model: Simulator, starts: list[Stand], cycle: int, rng: np.random.Generator) -> Stand:
-        """Returns where one chain begins anew: at a drawn placement of a small step, at the next start of a large one."""
+    def _begin_anew(self, model: Simulator, stands: list[Stand], start: Stand, rng: np.random.Generator) -> list[Stand]:
+        """Returns where the chains go on after a cycle: half of them at the best, and one at the next start.
+
+        In a small step all but one go on at drawn placements.
+        """
+        best = best_of(stands)
         if model.problem.num_ops <= SMALL_STEP:
-            return Stand.of(model, Choices.of(model.problem).draw(rng, 1)[0])
-        return starts[cycle % len(starts)]
+            drawn = Choices.of(model.problem).draw(rng, self.chains - 1)
+            return [best, *(Stand.of(model, placement) for placement in drawn)]
+        follow = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
+        return [*follow[:-1], start] if self.chains > 1 else follow
+
+    def _num_populations(self, num_ops: int) -> int:
+        """Returns how many populations a step is worth: none where walks alone get from anywhere to anywhere."""
+        if num_ops <= SMALL_STEP:
+            return 0
+        return self.populations if num_ops < LARGE_STEP else 1
 
     def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:
         """Yields a few promising and different placements, corrects the model by their times, searches there, and again."""
