@@ -249,7 +249,7 @@ def test_a_plan_compiles() -> None:
 def test_device_maps() -> None:
     step = captured(*small())
     by_layer = plan_of(step, lambda name: "gpu:1" if name.startswith("2") else "cpu:0")
-    assert by_layer.device_map(step) == {"0": torch.device("cpu"), "2": 1}
+    assert by_layer.device_map(step) == {"0": torch.device("cpu"), "1": torch.device("cpu"), "2": 1}
     whole = plan_of(step, lambda name: "gpu:0")
     assert whole.device_map(step.graph) == {"": 0}
     split = plan_of(step, lambda name: "gpu:0" if name.startswith("2.") and "backward" in name else "cpu:0")

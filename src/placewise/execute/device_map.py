@@ -11,6 +11,7 @@ from placewise.core.graph import TENSOR_KINDS, Graph
 from placewise.core.grouping import module_path
 
 MODEL_KINDS = (TENSOR_KINDS.index("parameter"), TENSOR_KINDS.index("buffer"))
+LOSS = "loss"  # where the ops of a loss that is a module stand; it is no part of the model
 MOST_NAMED = 5  # of the modules that are split
 
 
@@ -40,7 +41,7 @@ def device_map(graph: Graph, placement: Sequence[str]) -> dict[str, int | torch.
 
 
 def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str, dict[str, None]], dict[str, list[str]]]:
-    """Returns the devices of each module's own ops and tensors, and the names of its tensors, where it has some."""
+    """Returns the devices of each module's own ops and tensors, and the names of its tensors, for modules to be named."""
     ops, names = graph.ops, graph.tensors.names
     own: dict[str, dict[str, None]] = {}
     tensors: dict[str, list[str]] = {}
@@ -54,6 +55,10 @@ def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str
         own.setdefault(path, {})
         if home >= 0 or not own[path]:
             own[path][placement[group]] = None
+    inner = {outer for path in own for outer in _outer(path)}
+    for path in own:  # modules without tensors of their own: activations, and those whose weights are another's
+        if path not in inner and path.partition(".")[0] not in ("", LOSS):
+            tensors.setdefault(path, [])
     return own, tensors
 
 
