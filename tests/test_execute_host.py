@@ -27,10 +27,12 @@ from placewise.execute.copying import copy_window, copy_window_into
 from placewise.execute.instructions import Copy, Run
 from placewise.execute.lanes import Placed
 from placewise.execute.lowering import lower, tensor_devices
+from placewise.execute.measuring import measured_memory
 from placewise.execute.notes import Notes
 from placewise.execute.train_step import TrainStep
 from placewise.execute.values import Values
 from placewise.execute.waits import Queue
+from placewise.simulate.simulator import Simulator
 
 GPU = "cpu:0"
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
@@ -97,6 +99,22 @@ class InstantStreams:
         yield
 
     def synchronize_all(self) -> None: ...
+
+
+def test_the_memory_of_a_noted_step_is_the_simulators() -> None:
+    """Sizes of real storages, copies from GPU to CPU and back among them, taken and freed in launch order."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    captured = capture_step(TrainingStep(model, lambda out, target: (out * target).sum(), optimizer, batch))
+    problem = Problem.of(captured.graph, cpu_cluster(3))
+    placement, order = random_placements(problem, np.random.default_rng(0), 1)[0], np.arange(problem.num_ops)
+    devices = tuple(replace(d, torch_device=GPU) if i < 2 else d for i, d in enumerate(one_thread_each(problem.cluster)))
+    placed = Placed(Values.of(captured), lower(problem, placement), tensor_devices(problem, placement), devices)
+    notes = TrainStep(captured, placed, InstantStreams([True, True, False])).note(batch)
+    predicted = Simulator(problem, "program").schedule(placement, order)
+    assert len({(s.source < 2, s.target < 2) for s in placed.instructions.steps if isinstance(s, Copy)}) == 3
+    assert np.array_equal(measured_memory(predicted, placed.instructions, notes), predicted.memory)
 
 
 @given(

@@ -213,34 +213,45 @@ class LaneWriter:
     def _copy_by_host(self, number: int, step: Copy) -> None:
         """Copies from or to a GPU, in the channel's stream."""
         assert self.streams is not None
-        from_gpu, to_gpu = self.placed.devices[step.source].is_gpu, self.placed.devices[step.target].is_gpu
-        source = self._source(step.source if from_gpu else step.target)
+        at = step.source if self.placed.devices[step.source].is_gpu else step.target
+        source, channel = self._source(at), (step.source, step.target)
         self.meetings.wait(number, source)
-        copy, first = f"copy_{step.source}_{step.target}", ""
-        source.names[copy] = self.streams.copy(step.source, step.target)
-        self._note_start(number, step.source if from_gpu else step.target, (step.source, step.target))
+        copy = f"copy_{step.source}_{step.target}"
+        source.names[copy] = self.streams.copy(*channel)
+        self._note_start(number, at, channel)
+        made = self._fetch(step, copy) if self.placed.devices[step.target].is_gpu else self._send(step, copy)
+        self._note_end(number, at, [made], channel)
+        self.entered = HOST
+        self.meetings.tell(number, source)
+
+    def _fetch(self, step: Copy, copy: str) -> str:
+        """Copies to a GPU, and returns the name of the copy."""
+        source, first = self._source(step.target), ""
         for base in self.placed.copied_bases[step.tensor, step.target]:
-            if from_gpu:
-                given, forget = self._window(base, step.tensor, step.source), ""
+            if self.placed.devices[step.source].is_gpu:
+                given = whole = self._window(base, step.tensor, step.source)
+                forget = ""
             else:
                 given, forget = self._handed(step, base)
-                given = given if forget or first else f"pin({given})"
+                whole = given if forget else f"pin({given})"  # what came by mail is pinned
             name = self._target(base, step.tensor, step.target)
-            mail = self._mail(step.tensor, step.target, base) if not to_gpu else ""
-            made = f"share_window({first}, {mail or given})" if first else mail or f"{copy}({given})"
-            if mail:
-                source.add(f"{mail} = {given if first else f'{copy}({given})'}")
-                self.arrivals.setdefault(step.target, []).extend([f"{name} = {made}", f"{mail} = None"])
-            else:
-                source.add(f"{name} = {made}")
-            first = first or name
+            source.add(f"{name} = share_window({first}, {given})" if first else f"{name} = {copy}({whole})")
             if forget:
                 source.add(forget)
-        self.entered = HOST
-        self._note_end(
-            number, step.source if from_gpu else step.target, [first] if to_gpu else [], (step.source, step.target)
-        )
-        self.meetings.tell(number, source)
+            first = first or name
+        return first
+
+    def _send(self, step: Copy, copy: str) -> str:
+        """Copies from a GPU into the mailbox of a CPU device, and returns the copy's place in it."""
+        source, arrivals, first = self._source(step.source), self.arrivals.setdefault(step.target, []), ""
+        bases = self.placed.copied_bases[step.tensor, step.target]
+        for base in bases:
+            given, mail = self._window(base, step.tensor, step.source), self._mail(step.tensor, step.target, base)
+            name = self._target(base, step.tensor, step.target)
+            source.add(f"{mail} = {given}" if first else f"{mail} = {copy}({given})")
+            arrivals += [f"{name} = share_window({first}, {mail})" if first else f"{name} = {mail}", f"{mail} = None"]
+            first = first or name
+        return self._mail(step.tensor, step.target, bases[0])
 
     # --- notes ---
 

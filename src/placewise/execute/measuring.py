@@ -25,6 +25,7 @@ class Measurement:
 
 def measure_steps(train_step: TrainStep, predicted: Schedule, batch: Any, steps: int, warm_up: int = 2) -> Measurement:
     """Returns the times of some steps behind a warm-up; `predicted` is the simulator's schedule of the same placement."""
+    batch = train_step.bring_home(batch)  # as the simulator has it: inputs are at home when a step starts
     train_step.reset_peaks()
     times, launches = [], []
     for _ in range(warm_up + steps):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from placewise.capture.program import Resident, Slot
 from placewise.capture.step import TrainingStep
@@ -42,6 +43,19 @@ class Residents:
         """Returns the residents' values, in the program's order; the batch must be like the example."""
         given = dict(batch_tensors(self._step.batch, batch))
         return [getter(given) for getter in self._getters]
+
+    def bring_home(self, batch: Any) -> Any:
+        """Returns the batch with each tensor on its home device, where all of its micro-batches have the same."""
+        homes: dict[str, dict[torch.device, None]] = {}
+        for resident in self._program.residents:
+            if resident.kind == "input":
+                homes.setdefault(resident.name, {})[self._tensors[resident.tensor]] = None
+        moved = {
+            id(tensor): tensor.to(next(iter(homes[path])))
+            for path, tensor in batch_tensors(self._step.batch, batch)
+            if len(homes.get(path, ())) == 1
+        }
+        return tree_map(lambda value: moved.get(id(value), value), batch)
 
     def keep(self, updates: list[Any]) -> None:
         """Puts the numbers that the host has computed into the optimizer's state."""

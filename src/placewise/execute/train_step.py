@@ -39,6 +39,10 @@ class TrainStep:
         """Runs one step and returns its loss."""
         return self._run(self._lanes, batch, None)
 
+    def bring_home(self, batch: Any) -> Any:
+        """Returns the batch with its tensors on their home devices, so that a step finds them there."""
+        return self._residents.bring_home(batch)
+
     def note(self, batch: Any) -> Notes:
         """Runs one step and returns when everything ran, and the bytes that it made."""
         if self._noted is None:
