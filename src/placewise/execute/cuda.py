@@ -9,7 +9,7 @@ because it looks at its events only when it needs memory, and our launch loop wo
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -154,8 +154,9 @@ class CudaStreams:
         stream, and lets the target's wait.
         """
         if queue not in self._streams:
-            gpus = [self._devices[device].torch_device for device in queue if self._devices[device].is_gpu]
-            streams = [_new_stream(gpu) for gpu in dict.fromkeys(gpus)]
+            ends = [self._devices[device] for device in queue]
+            gpus = dict.fromkeys(end.torch_device for end in ends if end.is_gpu)
+            streams = [_channel_stream(gpu, *ends) for gpu in gpus]
             self._streams[queue] = (streams[0], streams[-1])
         return self._streams[queue]
 
@@ -170,5 +171,7 @@ def _new_event(is_timed: bool = False) -> Event:
     return Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
 
 
-def _new_stream(gpu: str) -> Stream:
+@cache
+def _channel_stream(gpu: str, source: RealDevice, target: RealDevice) -> Stream:
+    """Returns the stream of a channel on a GPU: the same one for all steps, since PyTorch has only 32 to give."""
     return Stream(gpu)  # type: ignore[no-untyped-call]
