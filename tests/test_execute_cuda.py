@@ -22,10 +22,10 @@ from placewise.execute.compiling import compile_placement
 from placewise.execute.cuda import CudaStreams
 from placewise.execute.examples import random_batch
 from placewise.execute.instructions import Copy, Run
-from placewise.execute.lanes import Placed
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.measuring import measure_steps
+from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
 from placewise.execute.values import Values
 from placewise.simulate.simulator import Simulator

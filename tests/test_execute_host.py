@@ -25,10 +25,10 @@ from placewise.capture.training import capture_step
 from placewise.core.problem import Problem
 from placewise.execute.copying import copy_window, copy_window_into
 from placewise.execute.instructions import Copy, Run
-from placewise.execute.lanes import Placed
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.measuring import measured_memory
 from placewise.execute.notes import Notes
+from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
 from placewise.execute.values import Values
 from placewise.execute.waits import Queue

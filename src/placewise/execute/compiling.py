@@ -8,10 +8,10 @@ from placewise.core.cluster import Cluster
 from placewise.core.plan import Plan
 from placewise.core.presets import PRESETS
 from placewise.core.problem import Problem
-from placewise.execute.lanes import Placed
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.meetings import Streams
+from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
 from placewise.execute.values import Values
 

@@ -1,8 +1,7 @@
 """From instructions to one straight-line function for each thread that launches: a lane.
 
-Every CPU device has a lane of its own; the host's lane launches for all GPUs. A lane keeps its values in local variables:
-`s5` is slot 5 at its home, `c5_7_1` the same window on the copy of tensor 7 on device 1. Lanes hand values to each other in
-a mailbox and wait at gates, and both only where a dependency crosses.
+Every CPU device has a lane of its own; the host's lane launches for all GPUs. A lane keeps its values in local variables.
+Lanes hand values to each other in a mailbox and wait at gates, and both only where a dependency crosses.
 """
 
 from collections.abc import Callable
@@ -13,48 +12,17 @@ from time import perf_counter
 import torch
 
 from placewise.capture.program import Slot
-from placewise.core.arrays import Ints
 from placewise.execute.copying import copy_window, share_window
 from placewise.execute.gates import Alarm
-from placewise.execute.instructions import Copy, Free, Instructions, Run
-from placewise.execute.machine import RealDevice
+from placewise.execute.instructions import Copy, Free, Run
 from placewise.execute.meetings import HOST_LANE, Meetings, Streams
 from placewise.execute.numbers import Numbers
+from placewise.execute.placed import Placed
 from placewise.execute.source import Source
-from placewise.execute.values import HOST, Values, is_random, slots_of
-from placewise.execute.waits import Waits, plan_waits
+from placewise.execute.values import HOST
+from placewise.execute.windows import Windows
 
 PARAMETERS = ("residents", "numbers", "mail", "outputs", "note")
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """A captured step with its instructions, on real devices."""
-
-    values: Values
-    instructions: Instructions
-    homes: Ints  # [tensors], the device where each comes into being
-    devices: tuple[RealDevice, ...]
-
-    @cached_property
-    def waits(self) -> Waits:
-        """What has to wait for what."""
-        random_ops = frozenset(op for op, call in enumerate(self.values.op_calls) if is_random(call))
-        return plan_waits(self.values.graph, self.instructions, [d.is_gpu for d in self.devices], random_ops)
-
-    @cached_property
-    def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
-        """For each (tensor, device) that is copied: the windows that its readers there start from."""
-        homes, storages = self.homes.tolist(), self.values.storages
-        found: dict[tuple[int, int], dict[Slot, None]] = {}
-        for step in self.instructions.steps:
-            if isinstance(step, Run):
-                versions = self.values.read_versions[step.op]
-                for slot in slots_of(self.values.op_calls[step.op]):
-                    if storages[slot] != HOST and homes[versions[storages[slot]]] != step.device:
-                        key = (versions[storages[slot]], step.device)
-                        found.setdefault(key, {})[self.values.base_of(slot)] = None
-        return {key: tuple(bases) for key, bases in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +45,7 @@ class LaneWriter:
         self.homes = placed.homes.tolist()
         self.meetings = Meetings(placed.waits, [device.is_gpu for device in placed.devices], streams, alarm)
         self.sources: dict[int, Source] = {}
-        self.names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> windows on it
+        self.windows = Windows(placed, positions, self._source)
         self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, window) -> its place in the mailbox
         self.arrivals: dict[int, list[str]] = {}  # CPU device -> lines that take copies from the mailbox
         self.entered = HOST  # the device whose stream is the current one
@@ -93,12 +61,11 @@ class LaneWriter:
                 case Copy():
                     self._copy_by_reader(number, step)
                 case Free():
-                    if names := self.names.pop((step.tensor, step.device), None):
-                        self._source(step.device).add(f"del {', '.join(names)}")
+                    self.windows.free(step.tensor, step.device)
         for i, slot in enumerate(self.values.program.outputs):
             storage = self.values.storages[slot]
             device = self.homes[storage]
-            self._source(device).add(f"outputs[{i}] = {self._window(slot, storage, device)}")
+            self._source(device).add(f"outputs[{i}] = {self.windows.find(slot, storage, device)}")
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
     def _source(self, device: int) -> Source:
@@ -121,15 +88,13 @@ class LaneWriter:
             source.add_call(f"enter_{step.device}", self.streams.enter(step.device))
             self.entered = step.device
         name_of = partial(self._argument, step.op, step.device)
-        for slot in slots_of(call):
-            name_of(slot)  # windows are made before the op is noted to start
-        expression = source.call(call, name_of, torch.device(device.torch_device))
-        targets = [self._target(slot, self.values.storages[slot], step.device) for slot in call.results]
+        expression = source.call(call, name_of, torch.device(device.torch_device))  # makes windows that it needs
+        targets = [self.windows.target(slot, self.values.storages[slot], step.device) for slot in call.results]
         self._note_start(number, step.device)
         source.assign(call, targets, expression)
         self._note_end(number, step.device, [target for target in targets if target != "_"])
         for tensor, base, target in self._posts.get(step.op, ()):
-            window = self._window(base, tensor, step.device)
+            window = self.windows.find(base, tensor, step.device)
             first = self.placed.copied_bases[tensor, target][0]
             pinned = self.placed.devices[target].is_gpu and base == first
             source.add(f"{self._mail(tensor, target, base)} = {f'pin({window})' if pinned else window}")
@@ -150,38 +115,8 @@ class LaneWriter:
         """Returns the name of what an op reads."""
         storage = self.values.storages[slot]
         if storage != HOST:
-            return self._window(slot, self.values.read_versions[op][storage], device)
+            return self.windows.find(slot, self.values.read_versions[op][storage], device)
         return f"numbers[{self.numbers.wanted[self.numbers.reads[op][slot]]}]"
-
-    # --- windows ---
-
-    def _name(self, slot: Slot, tensor: int, device: int) -> tuple[str, dict[str, None]]:
-        """Returns the name of a window on a tensor, and all names on that memory."""
-        if self.homes[tensor] == device:
-            return f"s{slot:d}", self.names.setdefault((self.values.storages[slot], device), {})
-        return f"c{slot:d}_{tensor}_{device}", self.names.setdefault((tensor, device), {})
-
-    def _target(self, slot: Slot, tensor: int, device: int) -> str:
-        """Returns the name that a new window is given, or "_" for one that has its name already."""
-        name, names = self._name(slot, tensor, device)
-        if name in names:
-            return "_"
-        names[name] = None
-        return name
-
-    def _window(self, slot: Slot, tensor: int, device: int) -> str:
-        """Returns the name of a window on a device, and makes it there when it is first needed."""
-        name, names = self._name(slot, tensor, device)
-        if name in names:
-            return name
-        source = self._source(device)
-        if slot in self.values.views:
-            call = self.values.views[slot]
-            expression = source.call(call, lambda other: self._window(other, tensor, device), None)
-            source.assign(call, [self._target(result, tensor, device) for result in call.results], expression)
-        else:
-            source.add(f"{self._target(slot, tensor, device)} = residents[{self.positions[slot]}]")
-        return name
 
     # --- copies ---
 
@@ -202,7 +137,7 @@ class LaneWriter:
         self._note_start(number, step.target)
         first = ""
         for base in self.placed.copied_bases[step.tensor, step.target]:
-            name, (handed, forget) = self._target(base, step.tensor, step.target), self._handed(step, base)
+            name, (handed, forget) = self.windows.target(base, step.tensor, step.target), self._handed(step, base)
             source.add(f"{name} = share_window({first}, {handed})" if first else f"{name} = copy_window({handed})")
             first = first or name
             if forget:
@@ -229,12 +164,12 @@ class LaneWriter:
         source, first = self._source(step.target), ""
         for base in self.placed.copied_bases[step.tensor, step.target]:
             if self.placed.devices[step.source].is_gpu:
-                given = whole = self._window(base, step.tensor, step.source)
+                given = whole = self.windows.find(base, step.tensor, step.source)
                 forget = ""
             else:
                 given, forget = self._handed(step, base)
                 whole = given if forget else f"pin({given})"  # what came by mail is pinned
-            name = self._target(base, step.tensor, step.target)
+            name = self.windows.target(base, step.tensor, step.target)
             source.add(f"{name} = share_window({first}, {given})" if first else f"{name} = {copy}({whole})")
             if forget:
                 source.add(forget)
@@ -246,8 +181,8 @@ class LaneWriter:
         source, arrivals, first = self._source(step.source), self.arrivals.setdefault(step.target, []), ""
         bases = self.placed.copied_bases[step.tensor, step.target]
         for base in bases:
-            given, mail = self._window(base, step.tensor, step.source), self._mail(step.tensor, step.target, base)
-            name = self._target(base, step.tensor, step.target)
+            given, mail = self.windows.find(base, step.tensor, step.source), self._mail(step.tensor, step.target, base)
+            name = self.windows.target(base, step.tensor, step.target)
             source.add(f"{mail} = {given}" if first else f"{mail} = {copy}({given})")
             arrivals += [f"{name} = share_window({first}, {mail})" if first else f"{name} = {mail}", f"{mail} = None"]
             first = first or name

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from placewise.capture.training import CapturedStep
 from placewise.execute.gates import Alarm
-from placewise.execute.lanes import Lanes, LaneWriter, Placed
+from placewise.execute.lanes import Lanes, LaneWriter
 from placewise.execute.machine import RealDevice
 from placewise.execute.meetings import HOST_LANE, Streams
 from placewise.execute.notes import Notes
 from placewise.execute.numbers import Numbers
+from placewise.execute.placed import Placed
 from placewise.execute.residents import Residents
 from placewise.execute.workers import Team, job_of
 

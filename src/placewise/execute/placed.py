@@ -1,0 +1,41 @@
+"""A captured step with its instructions, on real devices: what the lanes are written from."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from placewise.capture.program import Slot
+from placewise.core.arrays import Ints
+from placewise.execute.instructions import Instructions, Run
+from placewise.execute.machine import RealDevice
+from placewise.execute.values import HOST, Values, is_random, slots_of
+from placewise.execute.waits import Waits, plan_waits
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A captured step with its instructions, on real devices."""
+
+    values: Values
+    instructions: Instructions
+    homes: Ints  # [tensors], the device where each comes into being
+    devices: tuple[RealDevice, ...]
+
+    @cached_property
+    def waits(self) -> Waits:
+        """What has to wait for what."""
+        random_ops = frozenset(op for op, call in enumerate(self.values.op_calls) if is_random(call))
+        return plan_waits(self.values.graph, self.instructions, [d.is_gpu for d in self.devices], random_ops)
+
+    @cached_property
+    def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
+        """For each (tensor, device) that is copied: the windows that its readers there start from."""
+        homes, storages = self.homes.tolist(), self.values.storages
+        found: dict[tuple[int, int], dict[Slot, None]] = {}
+        for step in self.instructions.steps:
+            if isinstance(step, Run):
+                versions = self.values.read_versions[step.op]
+                for slot in slots_of(self.values.op_calls[step.op]):
+                    if storages[slot] != HOST and homes[versions[storages[slot]]] != step.device:
+                        key = (versions[storages[slot]], step.device)
+                        found.setdefault(key, {})[self.values.base_of(slot)] = None
+        return {key: tuple(bases) for key, bases in found.items()}
