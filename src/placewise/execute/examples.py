@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_with_path
+from torch.utils._pytree import tree_map
 
 from placewise.capture.models import load_step
 from placewise.capture.training import CapturedStep
+from placewise.execute.batches import batch_tensors
 from placewise.execute.profile_values import NUM_INDEXED
 from placewise.execute.signatures import op_calls
 from placewise.execute.values import Values, slots_of
@@ -24,25 +25,20 @@ def real_step(model: str, seed: int = 0) -> CapturedStep:
 def random_batch(step: CapturedStep, seed: int = 0) -> Any:
     """Returns a batch like the step's own, on the CPU: random floats and whole numbers; masks and negative labels stay."""
     generator = torch.Generator().manual_seed(seed)
-    limits = _limits(step)
-
-    def draw(path: Any, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        given = torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value.detach().cpu()
-        if value.is_floating_point():
-            return torch.randn(value.shape, dtype=value.dtype, generator=generator)
-        if value.dtype == torch.bool:
-            return given
-        name = "batch" + "".join(_step_of(key) for key in path)
-        drawn = torch.randint(limits.get(name, EVERY_MODEL_HAS), value.shape, dtype=value.dtype, generator=generator)
-        return torch.where(given < 0, given, drawn)
-
-    return tree_map_with_path(draw, step.step.batch)
+    limits, batch = _limits(step), step.step.batch
+    drawn: dict[int, Tensor] = {}
+    for path, tensor in batch_tensors(batch, batch):
+        drawn.setdefault(id(tensor), _draw(tensor, limits.get(path, EVERY_MODEL_HAS), generator))
+    return tree_map(lambda value: drawn.get(id(value), value), batch)
 
 
-def _step_of(key: Any) -> str:
-    return f"[{key.key!r}]" if hasattr(key, "key") else f"[{key.idx}]"
+def _draw(like: Tensor, limit: int, generator: torch.Generator) -> Tensor:
+    if like.is_floating_point():
+        return torch.randn(like.shape, dtype=like.dtype, generator=generator)
+    given = torch.zeros(like.shape, dtype=like.dtype) if like.is_meta else like.detach().cpu()
+    if like.dtype == torch.bool:
+        return given
+    return torch.where(given < 0, given, torch.randint(limit, like.shape, dtype=like.dtype, generator=generator))
 
 
 def _limits(step: CapturedStep) -> dict[str, int]:
