@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, random_order, random_placements, steps
 
+from placewise.capture.models import load_graph
+from placewise.core.cluster import Cluster
 from placewise.core.errors import PlanError
 from placewise.core.problem import Problem
 from placewise.execute.checking import check_instructions
@@ -65,6 +67,19 @@ def test_copies_and_memory_are_the_simulators(drawn: Drawn) -> None:
     columns = (schedule.copy_tensors.tolist(), t.copy_source.tolist(), t.copy_target.tolist())
     assert copies == [Copy(*row) for row in zip(*columns, strict=True)]
     assert [step.op for step in instructions.steps if isinstance(step, Run)] == schedule.order.tolist()
+
+
+@pytest.mark.parametrize("order", ["program", "priority"])
+def test_a_captured_step(order: str) -> None:
+    """A step of the zoo with micro-batches, on four GPUs: the text of its instructions passes the checker too."""
+    graph = load_graph("nmt:layers=2,hidden=8,length=4,batch=4,vocab=11,micro_batches=2")
+    problem = Problem.of(graph, Cluster.load("4xK80"))
+    placement = random_placements(problem, np.random.default_rng(0), 1)[0]
+    schedule = Simulator(problem, order).schedule(placement)
+    instructions = Instructions.parse(str(lower(problem, placement, schedule.order)))
+    usage = check_instructions(graph, tensor_devices(problem, placement), instructions)
+    assert np.array_equal(usage, schedule.memory)
+    assert sum(isinstance(step, Copy) for step in instructions.steps) == len(schedule.copy_tensors) > 100
 
 
 @given(steps(max_ops=25))
