@@ -16,6 +16,7 @@ from placewise.commands import (
     profiling,
     recording,
     reporting,
+    reproducing,
     running,
     searching,
     simulation,
@@ -27,7 +28,7 @@ COMMANDS = (
     *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
     *(bounding.add_bound, profiling.add_profile, running.add_run),
     *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
-    *(reporting.add_report, benchmarks.add_bench),
+    *(reporting.add_report, reproducing.add_reproduce, benchmarks.add_bench),
 )
 
 

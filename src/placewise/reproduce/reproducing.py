@@ -1,0 +1,169 @@
+"""A paper's table again: every column with the same budget on models of the same machines, every search recorded."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from placewise import __version__
+from placewise.capture.models import load_graph
+from placewise.core.cluster import Cluster
+from placewise.core.files import write_bytes
+from placewise.core.problem import Problem
+from placewise.placing import DEFAULT_EVALUATIONS, find_bound
+from placewise.reproduce.calibration import Calibration, calibrated
+from placewise.reproduce.functions import split_by_function
+from placewise.reproduce.papers import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, Row
+from placewise.reproduce.searches import Contest, Found, find, recorded
+from placewise.simulate.simulator import Simulator
+from placewise.strategies import make
+
+FORMAT, VERSION = "placewise-reproduction", 1
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What each search may spend; searches that count evaluations find the same on every machine."""
+
+    evaluations: int = DEFAULT_EVALUATIONS
+    own_evaluations: int = 240  # of auto, which judges most placements by its own model: some 10 s
+    seeds: int = 5
+    is_quick: bool = False
+
+
+def quick(paper: Paper) -> Effort:
+    """Returns the effort of the quick version of a table."""
+    return Effort(paper.quick_evaluations, own_evaluations=40, seeds=2, is_quick=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row with what was found for it."""
+
+    row: Row
+    num_ops: int
+    num_groups: int
+    bound_seconds: float | None
+    found: dict[str, Found]  # by column; those that were not begun are missing
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A paper's table beside ours."""
+
+    paper: Paper
+    effort: Effort
+    results: tuple[Result, ...]
+    calibration: Calibration | None = None
+    is_complete: bool = True
+
+
+Told = Callable[[Row, str, Found], None]
+
+
+def reproduce(
+    paper: Paper,
+    effort: Effort,
+    *,
+    families: tuple[str, ...] = (),
+    calibration: Calibration | None = None,
+    run_file: str | Path | None = None,
+    on_found: Told = lambda row, column, found: None,
+) -> Reproduction:
+    """Returns a paper's table, or what there is of it when Ctrl-C is pressed.
+
+    `families` are the only models to look at. With a run file every evaluation is kept, and the next call goes on there.
+    """
+    results: list[Result] = []
+    is_complete = False
+    try:
+        with recorded(run_file) as file:
+            for row in rows_of(paper, effort, families):
+                for result in _searches(paper, row, effort, calibration, file, on_found):
+                    results[:] = [*(other for other in results if other.row != row), result]
+            is_complete = True
+    except KeyboardInterrupt:
+        pass
+    return Reproduction(paper, effort, tuple(results), calibration, is_complete)
+
+
+def rows_of(paper: Paper, effort: Effort, families: tuple[str, ...] = ()) -> tuple[Row, ...]:
+    """Returns the rows to look at, in the quick version those with a small model."""
+    rows = [row for row in paper.rows if not families or row.family in families]
+    if effort.is_quick:
+        rows = [replace(row, model=row.quick_model) for row in rows if row.quick_model]
+    return tuple(rows)
+
+
+_graph = lru_cache(maxsize=3)(load_graph)  # rows of one model stand together
+
+
+def _searches(
+    paper: Paper, row: Row, effort: Effort, calibration: Calibration | None, run_file: Path, on_found: Told
+) -> Iterator[Result]:
+    """Yields the row's result, with one column more each time."""
+    cluster = Cluster.load(row.cluster)
+    if calibration is not None:
+        cluster = calibrated(cluster, calibration)
+    problem = Problem.of(_graph(row.model), cluster)
+    contest = Contest(problem, Simulator(problem), row.model, cluster.name, run_file)
+    limit = find_bound(problem)
+    result = Result(row, problem.num_ops, problem.num_groups, None if limit is None else limit.seconds, {})
+    for column in paper.columns:
+        budget = effort.own_evaluations if column.name == OWN else effort.evaluations
+        found = find(contest, column.strategy, column.settings, budget, effort.seeds)
+        result = replace(result, found={**result.found, column.name: found})
+        on_found(row, column.name, found)
+        yield result
+    yield replace(result, found={**result.found, **_extras(contest)})
+
+
+def _extras(contest: Contest) -> dict[str, Found]:
+    """Returns columns that claims need and that no strategy makes."""
+    extras = {}
+    placements = split_by_function(contest.problem)
+    if len(placements):
+        evaluation = contest.evaluator(placements)
+        times = evaluation.step_seconds[evaluation.overflow_bytes == 0]
+        best = (float(times.min()),) if len(times) else (None,)
+        extras[BY_FUNCTION] = Found(BY_FUNCTION, best, evaluations=len(placements))
+    proposal = next(make("heft").search(contest.problem, np.random.default_rng(0)))
+    extras[HEFT_EXPECTS] = Found(HEFT_EXPECTS, (float(proposal.notes["model_seconds"]),))
+    return extras
+
+
+def write_results(reproduction: Reproduction, verdicts: list[dict[str, Any]], path: str | Path) -> None:
+    """Writes all that was found as one JSON file."""
+    write_bytes(path, (json.dumps(to_json(reproduction, verdicts), indent=1, allow_nan=False) + "\n").encode())
+
+
+def to_json(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns all that was found, as JSON has it."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "placewise": __version__,
+        "paper": reproduction.paper.name,
+        "title": reproduction.paper.title,
+        "effort": asdict(reproduction.effort),
+        "calibration": None if reproduction.calibration is None else asdict(reproduction.calibration),
+        "is_complete": reproduction.is_complete,
+        "rows": [_row(result) for result in reproduction.results],
+        "claims": verdicts,
+    }
+
+
+def _row(result: Result) -> dict[str, Any]:
+    row = result.row
+    return {
+        **{name: getattr(row, name) for name in ("label", "family", "num_gpus", "model", "cluster")},
+        "reported": dict(row.reported),
+        "num_ops": result.num_ops,
+        "num_groups": result.num_groups,
+        "bound_seconds": result.bound_seconds,
+        "found": {name: {**asdict(found), "median": found.median} for name, found in result.found.items()},
+    }
