@@ -1,16 +1,24 @@
-"""What the docs site is given while it is built: the command line's help, so that no page repeats it by hand."""
+"""What the docs site gets while it is built: the command line's help, and lists where our pages have them."""
 
 import argparse
+import re
 from typing import Any
 
 from placewise.cli import _parser
 
 HERE = "<!-- the help of every command -->"
+LIST_BEHIND_TEXT = re.compile(r"^((?![-|#>\s]|\d+\. ).+\n)(?=- |1\. )", re.MULTILINE)
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Returns a page's text, with every command's help where the page asks for it."""
-    return markdown.replace(HERE, _commands()) if HERE in markdown else markdown
+    """Returns a page's text, with every command's help where the page asks for it.
+
+    A list may follow a line of text in our pages, as elsewhere; Python-Markdown wants an empty line between them.
+    """
+    parts = FENCED.split(markdown)
+    text = "".join(part if part.startswith("```") else LIST_BEHIND_TEXT.sub(r"\1\n", part) for part in parts)
+    return text.replace(HERE, _commands()) if HERE in text else text
 
 
 def _commands() -> str:
