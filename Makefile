@@ -1,20 +1,22 @@
-# Everything that a newcomer needs: `make demo` shows it, `make test` checks it. Both make .venv first.
+# Everything that a newcomer needs: `make demo` shows it, `make test` checks it, `make docs` explains it. All make .venv first.
 PYTHON ?= python3
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 RUN := .venv/bin/
 
-.PHONY: demo test clean
+.PHONY: demo docs test clean
 
 demo: .venv/demo
 	mkdir -p demo
 	$(RUN)placewise capture nmt:layers=2 -o demo/nmt2.json.gz
-	$(RUN)placewise info demo/nmt2.json.gz --cluster 2xK80
 	@echo
-	$(RUN)placewise place demo/nmt2.json.gz --cluster 2xK80 -o demo/plan.json
+	$(RUN)placewise place demo/nmt2.json.gz --cluster 2xK80 --seconds 5 -o demo/plan.json --report demo/page.html
 	@echo
-	$(RUN)placewise simulate demo/nmt2.json.gz --cluster 2xK80 --plan demo/plan.json --trace demo/trace.json
-	@echo "demo/trace.json shows the timeline: open it in ui.perfetto.dev"
+	@echo "The page of this plan: file://$(CURDIR)/demo/page.html"
+
+docs: .venv/dev
+	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict --quiet
+	@echo "The docs: file://$(CURDIR)/site/index.html ($(RUN)mkdocs serve has the search too)"
 
 test: .venv/dev
 	@scripts/chromium
@@ -32,4 +34,4 @@ test: .venv/dev
 	touch $@ .venv/demo
 
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build demo dist site src/*.egg-info
