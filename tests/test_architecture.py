@@ -23,7 +23,10 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("report",),
     ("placing",),
     ("reproduce",),
-    ("bench", "bench_curve", "bench_learning", "bench_measured", "bench_page", "bench_rows"),
+    (
+        *("bench", "bench_curve", "bench_learning", "bench_measured", "bench_page", "bench_rows"),
+        *("bench_scale_out", "bench_suite"),
+    ),
     ("commands",),
     ("cli",),
     ("__init__", "__main__"),

@@ -4,7 +4,15 @@ import argparse
 import sys
 from typing import Any
 
-from placewise.commands.common import check_writable, command, positive_argument, print_json, seconds_argument
+from placewise.commands.common import (
+    add_worker_options,
+    check_writable,
+    command,
+    count_argument,
+    positive_argument,
+    print_json,
+    seconds_argument,
+)
 from placewise.commands.profiling import add_virtual_option
 from placewise.core.errors import InputError
 from placewise.report.tables import seconds, table
@@ -21,6 +29,8 @@ BENCHMARKS = {
     "measured": "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
     "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
     "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
+    "suite": "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
+    "scale-out": "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
 }
 
 
@@ -42,6 +52,17 @@ def add_bench(commands: Any) -> None:
     measured = parser.add_argument_group("measured", "with --strategies, --seconds and --budget, too")
     add_virtual_option(measured)
     measured.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
+    suite = parser.add_argument_group(
+        "suite", "with MODEL (files too, or all), --strategies, --budget, --workers, --ray, -o"
+    )
+    suite.add_argument("--clusters", metavar="A,B", help="presets or files, or 'all' (2xK80,4xV100-nvlink,4090+3060)")
+    suite.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
+    suite.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
+    add_worker_options(parser)
+    scale = parser.add_argument_group("scale-out", "with MODEL CLUSTER and --budget")
+    scale.add_argument("--delay", metavar="S", type=seconds_argument, help="what an evaluation takes (0.5)")
+    scale.add_argument("--counts", metavar="A,B", help="how many workers to try (1,2,4,8,12)")
+    scale.add_argument("--kills", metavar="N", type=count_argument, help="workers to kill in a last search (2)")
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -49,6 +70,12 @@ def _bench(options: argparse.Namespace) -> None:
 
     if options.what == "rows":
         _bench_rows(options)
+        return
+    if options.what == "suite":
+        _bench_suite(options)
+        return
+    if options.what == "scale-out":
+        _print_rows("scale-out", _bench_scale_out(options), options)
         return
     if options.what == "measured":
         _print_rows("measured", _bench_measured(options), options)
@@ -111,6 +138,60 @@ def _bench_rows(options: argparse.Namespace) -> None:
         for name in TABLES:
             if here := [result for result in results if result["table"] == name]:
                 print(name, table(*summary(here)), "", sep="\n")
+
+
+def _bench_suite(options: argparse.Namespace) -> None:
+    from placewise import bench_suite as bench
+    from placewise.strategies import names_of
+
+    check_writable(options.output)
+    usual, clusters = bench.Suite(), tuple((options.clusters or "").split(","))
+    suite = bench.Suite(
+        bench.ALL_MODELS if options.models == ["all"] else tuple(options.models) or usual.models,
+        usual.clusters if not options.clusters else bench.ALL_CLUSTERS if clusters == ("all",) else clusters,
+        names_of(options.strategies) if options.strategies else usual.strategies,
+        options.budget or usual.evaluations,
+        options.seeds,
+    )
+    done, is_complete = bench.bench_suite(
+        suite, run_file=options.run_file, workers=options.workers, ray=options.ray, on_found=_show_found
+    )
+    if options.output:
+        bench.write_results(suite, done, is_complete, options.output)
+    if options.json:
+        print_json(bench.to_json(suite, done, is_complete))
+    elif options.markdown:
+        print(*bench.markdown(suite, done), sep="\n")
+    else:
+        print(table(*bench.score_table(bench.scores(suite, done))))
+    if not is_complete:
+        again = "the same command goes on" if options.run_file else "with --run-file it could go on"
+        print(f"placewise: stopped: this is what there is; {again}", file=sys.stderr)
+
+
+def _show_found(judged: Any, name: str) -> None:
+    """Shows what a strategy has found, on a terminal."""
+    if sys.stderr.isatty():
+        found = judged.found[name]
+        step = found.problem or ("nothing fits" if found.median is None else seconds(found.median))
+        print(f"{judged.model} on {judged.cluster}: {name} {step}, {found.search_seconds:.1f} s", file=sys.stderr)
+
+
+def _bench_scale_out(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from placewise.bench_scale_out import Trial, bench_scale_out
+
+    usual = Trial()
+    words = options.counts.split(",") if options.counts else []
+    for word in words:
+        if not word.isdecimal() or not 0 < int(word) <= 1000:
+            raise InputError(f"--counts: must be whole numbers from 1 to 1000, one is {word!r}")
+    trial = Trial(
+        tuple(map(int, words)) or usual.workers,
+        options.delay or usual.delay_seconds,
+        options.budget or usual.evaluations,
+        usual.kills if options.kills is None else options.kills,
+    )
+    return bench_scale_out(trial, tuple(options.models))
 
 
 def _show(row: Any, name: str, found: dict[str, Any]) -> None:

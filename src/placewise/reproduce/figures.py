@@ -57,9 +57,10 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Returns 1, 2 and 5 times powers of ten within the axis."""
+        """Returns round numbers within the axis: 1, 2 and 5 times powers of ten, or more of them on a short one."""
+        digits = (1, 2, 5) if self.last > 10 * self.first else (1, 1.5, 2, 3, 4, 5, 6, 8)
         powers = range(math.floor(math.log10(self.first)), math.ceil(math.log10(self.last)) + 1)
-        return [d * 10.0**p for p in powers for d in (1, 2, 5) if self.first <= d * 10.0**p <= self.last]
+        return [d * 10.0**p for p in powers for d in digits if self.first <= d * 10.0**p <= self.last]
 
 
 def write_figures(reproduction: Reproduction, folder: str | Path) -> None:
@@ -180,7 +181,9 @@ def _labels(lines: Sequence[Line], y: Axis) -> list[str]:
         height = max(min(wanted, room + LABEL_PIXELS * position), at_least)
         at_least = height + LABEL_PIXELS
         colour, edge, line = COLOURS[i % len(COLOURS)], WIDTH - RIGHT, lines[i]
-        parts.append(f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}h10" fill="none" stroke="{colour}"/>')
+        parts.append(
+            f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}h10" fill="none" stroke="{colour}" stroke-width="3"/>'
+        )
         text = f"{escape(line.name)} {line.middle[-1]:.3g} s"
-        parts.append(f'<text x="{edge + 27}" y="{height + 4:.1f}" fill="{colour}">{text}</text>')
+        parts.append(f'<text x="{edge + 27}" y="{height + 4:.1f}">{text}</text>')
     return parts
