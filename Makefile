@@ -10,12 +10,12 @@ demo: .venv/demo
 	mkdir -p demo
 	$(RUN)placewise capture nmt:layers=2 -o demo/nmt2.json.gz
 	@echo
-	$(RUN)placewise place demo/nmt2.json.gz --cluster 2xK80 --seconds 5 -o demo/plan.json --report demo/page.html
+	$(RUN)placewise place demo/nmt2.json.gz --cluster 2xK80 --budget 200 -o demo/plan.json --report demo/page.html
 	@echo
 	@echo "The page of this plan: file://$(CURDIR)/demo/page.html"
 
 docs: .venv/dev
-	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict
 	@echo "The docs: file://$(CURDIR)/site/index.html ($(RUN)mkdocs serve has the search too)"
 
 test: .venv/dev
