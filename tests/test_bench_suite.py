@@ -131,9 +131,7 @@ def test_workers_are_killed_at_even_moments(tmp_path: Path, monkeypatch: pytest.
     """Two of them during 90 evaluations: after 30 and after 60."""
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: killed.append((pid, number)))
-    monkeypatch.setattr(
-        bench_scale_out.threading, "Timer", lambda seconds, act: type("Now", (), {"start": lambda _: act()})()
-    )
+    monkeypatch.setattr("threading.Timer", lambda seconds, act: type("Now", (), {"start": lambda _: act()})())
     for pid in (11, 12, 13):
         (tmp_path / f"{pid}.pid").touch()
     killer = bench_scale_out._Killer(tmp_path, Trial(evaluations=90), 2)
