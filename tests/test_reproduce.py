@@ -26,7 +26,17 @@ from placewise.reproduce.figures import Axis, draw, lines_of, write_figures
 from placewise.reproduce.functions import FUNCTIONS, partitions, split_by_function
 from placewise.reproduce.pages import claim_lines, markdown, ratio_table, seconds_table
 from placewise.reproduce.papers import BY_FUNCTION, HEFT_EXPECTS, OWN, PAPERS, Column, Paper, Row, paper_of
-from placewise.reproduce.reproducing import Effort, Reproduction, Result, quick, reproduce, rows_of, to_json
+from placewise.reproduce.reproducing import (
+    Effort,
+    Machines,
+    Reproduction,
+    Result,
+    quick,
+    reproduce,
+    rows_of,
+    slowed,
+    to_json,
+)
 from placewise.reproduce.searches import Found
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, make
@@ -221,12 +231,24 @@ def test_calibrated_machines_take_what_the_fit_says() -> None:
     cluster = calibrated(Cluster.load("4xK80"), calibration)
     assert cluster.devices[-1] == Cluster.load("4xK80").devices[-1]  # there is no column of the CPU alone
     assert cluster.links == Cluster.load("4xK80").links
-    found = reproduce(replace(TINY, columns=TINY.columns[:1]), EFFORT, calibration=calibration)
+    found = reproduce(replace(TINY, columns=TINY.columns[:1]), EFFORT, machines=Machines(calibration))
     assert found.results[0].found["single GPU"].median == pytest.approx(calibration.fits[0].fitted_seconds)
     plain = reproduce(replace(TINY, columns=TINY.columns[:1]), EFFORT)
     assert plain.results[0].found["single GPU"].median == pytest.approx(calibration.fits[0].preset_seconds)
     with pytest.raises(InputError, match="spotlight: has no column of a single GPU"):
         calibrate(PAPERS["spotlight"])
+
+
+def test_slower_links_slow_copies_alone() -> None:
+    """A copy of 1,000 bytes takes 20 us and 1,000 / 12.6 GB/s from GPU to GPU: five times that with the factor 5."""
+    plain, slow = Cluster.load("2xK80"), Machines(slower_links=5.0).named("2xK80")
+
+    def copy_seconds(cluster: Cluster) -> float:
+        return float(cluster.latency_seconds[0, 1] + 1000 / cluster.bytes_per_second[0, 1])
+
+    assert copy_seconds(slow) == pytest.approx(5 * copy_seconds(plain)) == pytest.approx(5 * (2e-5 + 1000 / 12.6e9))
+    assert slow.devices == plain.devices
+    assert slowed(plain, 1.0).digest == plain.digest
 
 
 def test_nothing_but_single_device_columns_is_fitted() -> None:
@@ -350,7 +372,7 @@ def test_calibrated_from_the_command_line(capsys: pytest.CaptureFixture[str], mo
     said = json.loads(capsys.readouterr().out)["post"]
     assert main(["reproduce", "post", "--quick", "--own-budget", "8", "--calibrated", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["calibration"] == said
+    assert found["machines"] == {"calibration": said, "slower_links": 1.0}
     assert found["rows"][0]["found"]["single GPU"]["median"] == pytest.approx(said["fits"][0]["fitted_seconds"])
 
 

@@ -33,10 +33,22 @@ def add_reproduce(commands: Any) -> None:
     parser.add_argument(
         "--calibrated", action="store_true", help="machines whose devices are fitted to the paper, not presets"
     )
+    parser.add_argument("--slower-links", metavar="F", type=_factor, default=1.0, help="what if copies took F times as long")
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
     parser.add_argument("-o", "--output", metavar="RESULTS.JSON", help="write all that was found")
     parser.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each row's searches into this folder")
     parser.add_argument("--markdown", action="store_true", help="print a page")
+
+
+def _factor(text: str) -> float:
+    """Returns a factor above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number above 0 and below a million, it is {text!r}")
+    return value
 
 
 def _reproduce(options: argparse.Namespace) -> None:
@@ -47,13 +59,13 @@ def _reproduce(options: argparse.Namespace) -> None:
     from placewise.reproduce.claims import judge
     from placewise.reproduce.figures import write_figures
     from placewise.reproduce.papers import paper_of
-    from placewise.reproduce.reproducing import reproduce, to_json, write_results
+    from placewise.reproduce.reproducing import Machines, reproduce, to_json, write_results
 
     paper = paper_of(options.what)
     effort, families = _effort(paper, options), _families(paper, options.models)
     check_writable(options.output)
-    calibration = calibrate(_calibrating(paper)) if options.calibrated else None
-    done = reproduce(paper, effort, families=families, calibration=calibration, run_file=options.run_file, on_found=_Told())
+    machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
+    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
     verdicts = [verdict.to_json() for verdict in judge(done)]
     if options.output:
         write_results(done, verdicts, options.output)

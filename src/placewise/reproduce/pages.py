@@ -107,7 +107,9 @@ def heading(reproduction: Reproduction) -> str:
     version = (
         "quick version (it shows that all works; it is too small to judge claims)" if effort.is_quick else "full version"
     )
-    machine = "presets" if reproduction.calibration is None else f"calibrated by {reproduction.calibration.paper}"
+    machines = reproduction.machines
+    machine = "presets" if machines.calibration is None else f"calibrated by {machines.calibration.paper}"
+    machine += "" if machines.slower_links == 1.0 else f", links {machines.slower_links:g} times slower"
     done = "" if reproduction.is_complete else "; stopped before the end"
     return (
         f"{version}: {effort.evaluations:,} evaluations, {effort.own_evaluations:,} for placewise, "
@@ -136,7 +138,9 @@ def command(reproduction: Reproduction) -> str:
     """Returns the command that makes this table."""
     effort = reproduction.effort
     words = ["placewise reproduce", reproduction.paper.name, *(["--quick"] if effort.is_quick else [])]
-    words += ["--calibrated"] if reproduction.calibration is not None else []
+    machines = reproduction.machines
+    words += ["--calibrated"] if machines.calibration is not None else []
+    words += [f"--slower-links {machines.slower_links:g}"] if machines.slower_links != 1.0 else []
     return " ".join([*words, f"--seeds {effort.seeds} --budget {effort.evaluations} --own-budget {effort.own_evaluations}"])
 
 

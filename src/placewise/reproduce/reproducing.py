@@ -41,6 +41,30 @@ def quick(paper: Paper) -> Effort:
 
 
 @dataclass(frozen=True)
+class Machines:
+    """How the papers' machines are modelled."""
+
+    calibration: Calibration | None = None  # None: the presets' devices
+    slower_links: float = 1.0  # a what-if: every copy takes this many times as long
+
+    def named(self, name: str) -> Cluster:
+        """Returns the machine in place of a preset."""
+        cluster = Cluster.load(name)
+        if self.calibration is not None:
+            cluster = calibrated(cluster, self.calibration)
+        return cluster if self.slower_links == 1.0 else slowed(cluster, self.slower_links)
+
+
+def slowed(cluster: Cluster, factor: float) -> Cluster:
+    """Returns the cluster with links on which every copy takes `factor` times as long."""
+    links = tuple(
+        replace(link, bytes_per_second=link.bytes_per_second / factor, latency_seconds=link.latency_seconds * factor)
+        for link in cluster.links
+    )
+    return replace(cluster, name=f"{cluster.name}, links {factor:g} times slower", links=links)
+
+
+@dataclass(frozen=True)
 class Result:
     """A row with what was found for it."""
 
@@ -58,7 +82,7 @@ class Reproduction:
     paper: Paper
     effort: Effort
     results: tuple[Result, ...]
-    calibration: Calibration | None = None
+    machines: Machines = Machines()
     is_complete: bool = True
 
 
@@ -70,7 +94,7 @@ def reproduce(
     effort: Effort,
     *,
     families: tuple[str, ...] = (),
-    calibration: Calibration | None = None,
+    machines: Machines = Machines(),  # noqa: B008 - frozen
     run_file: str | Path | None = None,
     on_found: Told = lambda row, column, found: None,
 ) -> Reproduction:
@@ -83,12 +107,12 @@ def reproduce(
     try:
         with recorded(run_file) as file:
             for row in rows_of(paper, effort, families):
-                for result in _searches(paper, row, effort, calibration, file, on_found):
+                for result in _searches(paper, row, effort, machines, file, on_found):
                     results[:] = [*(other for other in results if other.row != row), result]
             is_complete = True
     except KeyboardInterrupt:
         pass
-    return Reproduction(paper, effort, tuple(results), calibration, is_complete)
+    return Reproduction(paper, effort, tuple(results), machines, is_complete)
 
 
 def rows_of(paper: Paper, effort: Effort, families: tuple[str, ...] = ()) -> tuple[Row, ...]:
@@ -103,14 +127,11 @@ _graph = lru_cache(maxsize=3)(load_graph)  # rows of one model stand together
 
 
 def _searches(
-    paper: Paper, row: Row, effort: Effort, calibration: Calibration | None, run_file: Path, on_found: Told
+    paper: Paper, row: Row, effort: Effort, machines: Machines, run_file: Path, on_found: Told
 ) -> Iterator[Result]:
     """Yields the row's result, with one column more each time."""
-    cluster = Cluster.load(row.cluster)
-    if calibration is not None:
-        cluster = calibrated(cluster, calibration)
-    problem = Problem.of(_graph(row.model), cluster)
-    contest = Contest(problem, Simulator(problem), row.model, cluster.name, run_file)
+    problem = Problem.of(_graph(row.model), machines.named(row.cluster))
+    contest = Contest(problem, Simulator(problem), row.model, problem.cluster.name, run_file)
     limit = find_bound(problem)
     result = Result(row, problem.num_ops, problem.num_groups, None if limit is None else limit.seconds, {})
     for column in paper.columns:
@@ -150,7 +171,7 @@ def to_json(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[
         "paper": reproduction.paper.name,
         "title": reproduction.paper.title,
         "effort": asdict(reproduction.effort),
-        "calibration": None if reproduction.calibration is None else asdict(reproduction.calibration),
+        "machines": asdict(reproduction.machines),
         "is_complete": reproduction.is_complete,
         "rows": [_row(result) for result in reproduction.results],
         "claims": verdicts,
