@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import placewise as pw
 from placewise.cli import COMMANDS
 from placewise.strategies import FAMILIES, STRATEGIES
 
@@ -106,6 +108,16 @@ def test_code_of_a_guide_is_code_of_an_example(guide: Path) -> None:
         assert code in examples, code
 
 
+def test_the_step_of_the_guide_can_be_placed() -> None:
+    text = (DOCS / "guides" / "place-your-model.md").read_text(encoding="utf-8")
+    code = re.search(r'^```python title="my_project/train.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(compile(code[1], "my_project/train.py", "exec"), names)
+    plan = pw.place(pw.capture(*names["step"]()), pw.Cluster.load("4090+3060"), strategy="gpu-only")
+    assert plan.fits
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     """Where the site is not built, too: the pages are read in the repository as well."""
@@ -122,4 +134,7 @@ def test_rows_of_the_readme_are_those_of_the_results() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     page = (DOCS / "results" / "rows.md").read_text(encoding="utf-8")
     assert len(readme.ROW.findall(text)) == 6
+    assert f"[All {len(readme.results(page))} rows and every method]" in text
+    others = set(re.findall(r"^\| ([a-z-]+) \|", page, re.MULTILINE)) & set(STRATEGIES) - {"auto"}
+    assert f"the best of {len(others)} other methods" in text
     assert readme.updated_rows(text, page) == text, "python scripts/readme.py brings README up to date"
