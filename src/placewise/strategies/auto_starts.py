@@ -8,6 +8,7 @@ from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto_crew import Stand, best_of, settled
+from placewise.strategies.auto_offload import offloads
 from placewise.strategies.blocks import Blocks
 from placewise.strategies.sampling import Choices, Genetic, single_placements
 
@@ -42,7 +43,15 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Stand]:
             continue
         except StrategyError:
             continue
+    if _memory_costs_time(stands):
+        stands += offloads(model)
     return settled(stands)
+
+
+def _memory_costs_time(stands: list[Stand]) -> bool:
+    """Returns whether a placement that does not fit is faster than all that fit."""
+    fitting = [stand.seconds for stand in stands if not stand.overflow_bytes]
+    return min((stand.seconds for stand in stands), default=0.0) < min(fitting, default=np.inf)
 
 
 def evolve(model: Simulator, starts: list[Stand], grouping: str, most_ops: int, rng: np.random.Generator) -> Iterator[Stand]:
