@@ -94,7 +94,9 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "suite.json"
     rest = ["--budget", "24", "--seeds", "2", "--run-file", str(tmp_path / "runs.db"), "-o", str(output)]
-    assert main([*COMMAND, *rest]) == 0
+    assert main([*COMMAND, *rest, "--plots", str(tmp_path / "plots")]) == 0
+    names = ["suite-captured-json-gz-on-2xk80.svg", "suite-captured-json-gz-on-4090-3060.svg"]
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == names
     assert capsys.readouterr().out.split()[:2] == ["strategy", "wins"]
     kept = json.loads(output.read_text())
     assert [problem["cluster"] for problem in kept["problems"]] == ["2xK80", "4090+3060"]

@@ -309,8 +309,7 @@ def test_the_best_so_far_is_what_a_line_shows() -> None:
         "Post": Found("post", (2.0, 8.0), 100, 1.0, histories=histories),
         "one": Found("gpu-only", (3.0,), 1, histories=(((1, 0.0, 3.0),),)),
     }
-    done = replace(result(), found=found)
-    post, one = lines_of(done, 100)
+    post, one = lines_of(found, 100)
     at = np.geomspace(1, 100, 240)
     assert np.isnan(post.middle[at < 5]).all()
     assert {*post.middle[(at > 5) & (at < 9.9)]} == {6.0}
@@ -320,7 +319,7 @@ def test_the_best_so_far_is_what_a_line_shows() -> None:
 
 
 def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
-    lines = lines_of(result(Post=0.5, expert=2.0), 100)
+    lines = lines_of(result(Post=0.5, expert=2.0).found, 100)
     picture = ElementTree.fromstring(draw("<b> & co", lines, 0.25, 100))
     texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0] == "<b> & co"

@@ -17,6 +17,7 @@ from placewise.core.files import write_bytes
 from placewise.core.presets import preset_names
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
+from placewise.reproduce.figures import write_figure
 from placewise.reproduce.pages import markdown_table
 from placewise.reproduce.searches import Contest, Found, find, recorded
 
@@ -178,3 +179,10 @@ def to_json(suite: Suite, done: list[Judged], is_complete: bool) -> dict[str, An
 def write_results(suite: Suite, done: list[Judged], is_complete: bool, path: str | Path) -> None:
     """Writes all that was found as one JSON file."""
     write_bytes(path, (json.dumps(to_json(suite, done, is_complete), indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_pictures(suite: Suite, done: list[Judged], folder: str | Path) -> None:
+    """Writes a picture of the searches of each problem into a folder."""
+    for judged in done:
+        title = f"{Path(judged.model).name} on {Path(judged.cluster).name}"
+        write_figure(folder, f"suite {title}", title, judged.found, suite.evaluations)

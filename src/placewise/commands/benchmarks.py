@@ -58,6 +58,7 @@ def add_bench(commands: Any) -> None:
     suite.add_argument("--clusters", metavar="A,B", help="presets or files, or 'all' (2xK80,4xV100-nvlink,4090+3060)")
     suite.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
     suite.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
+    suite.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each problem's searches into this folder")
     add_worker_options(parser)
     scale = parser.add_argument_group("scale-out", "with MODEL CLUSTER and --budget")
     scale.add_argument("--delay", metavar="S", type=seconds_argument, help="what an evaluation takes (0.5)")
@@ -158,6 +159,8 @@ def _bench_suite(options: argparse.Namespace) -> None:
     )
     if options.output:
         bench.write_results(suite, done, is_complete, options.output)
+    if options.plots:
+        bench.write_pictures(suite, done, options.plots)
     if options.json:
         print_json(bench.to_json(suite, done, is_complete))
     elif options.markdown:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -12,20 +12,14 @@ import numpy as np
 from placewise.core.arrays import Floats
 from placewise.core.errors import InputError
 from placewise.core.files import write_bytes
-from placewise.reproduce.reproducing import Reproduction, Result
+from placewise.reproduce.reproducing import Reproduction
 from placewise.reproduce.searches import Found
 
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#6a3d9a",
-    "#555555",
-)  # Okabe and Ito's, two more
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 210, 44, 54  # pixels; margins
+COLOURS = (  # of lines; Okabe and Ito's first
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b", "#000000", "#7f7f00"),
+)
+LEVEL_COLOUR = "#888888"
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 210, 44, 54  # pixels, at least this high; margins
 NUM_POINTS = 240  # of a line
 LABEL_PIXELS = 15  # from one label to the next
 FEW = 20  # evaluations up to which a strategy has answered at once: a level, not a line
@@ -65,25 +59,36 @@ class Axis:
 
 def write_figures(reproduction: Reproduction, folder: str | Path) -> None:
     """Writes a picture of each row into a folder, named after the paper and the row."""
+    for result in reproduction.results:
+        title = f"{result.row.label} ({result.row.model} on {result.row.cluster})"
+        name = f"{reproduction.paper.name} {result.row.label}"
+        write_figure(folder, name, title, result.found, reproduction.effort.evaluations, result.bound_seconds)
+
+
+def write_figure(
+    folder: str | Path,
+    name: str,
+    title: str,
+    found: Mapping[str, Found],
+    evaluations: int,
+    bound_seconds: float | None = None,
+) -> None:
+    """Writes a picture of what was found into a folder, which is made; nothing where nothing was found."""
+    lines = lines_of(found, evaluations)
+    if not lines:
+        return
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"{folder}: can't be written: {problem.strerror}") from None
-    for result in reproduction.results:
-        if not result.found:
-            continue
-        name = re.sub(r"[^a-z0-9]+", "-", f"{reproduction.paper.name} {result.row.label}".lower())
-        title = f"{result.row.label} ({result.row.model} on {result.row.cluster})"
-        drawn = draw(
-            title, lines_of(result, reproduction.effort.evaluations), result.bound_seconds, reproduction.effort.evaluations
-        )
-        write_bytes(Path(folder) / f"{name}.svg", drawn.encode())
+    file_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    write_bytes(Path(folder) / f"{file_name}.svg", draw(title, lines, bound_seconds, evaluations).encode())
 
 
-def lines_of(result: Result, evaluations: int) -> list[Line]:
-    """Returns a line for each column that found something."""
+def lines_of(found: Mapping[str, Found], evaluations: int) -> list[Line]:
+    """Returns a line for each search that found something."""
     at = grid(evaluations)
-    return [_line(name, found, at) for name, found in result.found.items() if found.times and found.histories]
+    return [_line(name, one, at) for name, one in found.items() if one.times and one.histories]
 
 
 def grid(evaluations: int) -> Floats:
@@ -117,30 +122,40 @@ def draw(title: str, lines: Sequence[Line], bound_seconds: float | None, evaluat
     if not values:
         values = [1.0]
     x = Axis(1.0, max(evaluations, 2), LEFT, WIDTH - RIGHT)
-    y = Axis(min(values) * 0.93, max(values) * 1.07, HEIGHT - BOTTOM, TOP)
+    height = max(HEIGHT, TOP + BOTTOM + LABEL_PIXELS * len(lines))
+    y = Axis(min(values) * 0.93, max(values) * 1.07, height - BOTTOM, TOP)
     parts = [*_frame(title, x, y), *_levels(bound_seconds, y)]
-    at = grid(evaluations)
-    for number, line in enumerate(lines):
-        parts += _drawn(line, COLOURS[number % len(COLOURS)], at, x, y)
-    parts += _labels(lines, y)
+    colours = _colours(lines)
+    for line, colour in sorted(zip(lines, colours, strict=True), key=lambda pair: not pair[0].is_level):
+        parts += _drawn(line, colour, grid(evaluations), x, y)
+    parts += _labels(lines, colours, y)
     style = "font-family:sans-serif;font-size:12px;background:#fff"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" style="{style}">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>', *parts, "</svg>\n"])
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" style="{style}">'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *parts, "</svg>\n"])
+
+
+def _colours(lines: Sequence[Line]) -> list[str]:
+    """Returns a colour for each line; what was answered at once is grey."""
+    numbers = np.cumsum([not line.is_level for line in lines]) - 1
+    return [
+        LEVEL_COLOUR if line.is_level else COLOURS[number % len(COLOURS)]
+        for line, number in zip(lines, numbers.tolist(), strict=True)
+    ]
 
 
 def _frame(title: str, x: Axis, y: Axis) -> list[str]:
     parts = [f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(title)}</text>']
     for value in x.ticks():
-        parts.append(f'<path d="M{x(value):.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="#eee"/>')
-        parts.append(f'<text x="{x(value):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value:,.0f}</text>')
+        parts.append(f'<path d="M{x(value):.1f} {TOP}V{y.start}" stroke="#eee"/>')
+        parts.append(f'<text x="{x(value):.1f}" y="{y.start + 18}" text-anchor="middle">{value:,.0f}</text>')
     for value in y.ticks():
         parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="#eee"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
-    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(f'<text x="{middle_x:.0f}" y="{HEIGHT - 14}" text-anchor="middle">evaluations spent</text>')
+    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (y.end + y.start) / 2
+    parts.append(f'<text x="{middle_x:.0f}" y="{y.start + 40}" text-anchor="middle">evaluations spent</text>')
     turned = f'transform="rotate(-90 18 {middle_y:.0f})"'
     parts.append(f'<text x="18" y="{middle_y:.0f}" text-anchor="middle" {turned}>best step so far, seconds</text>')
-    parts.append(f'<path d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}" fill="none" stroke="#333"/>')
+    parts.append(f'<path d="M{LEFT} {TOP}V{y.start}H{WIDTH - RIGHT}" fill="none" stroke="#333"/>')
     return parts
 
 
@@ -172,15 +187,15 @@ def _drawn(line: Line, colour: str, at: Floats, x: Axis, y: Axis) -> list[str]:
     ]
 
 
-def _labels(lines: Sequence[Line], y: Axis) -> list[str]:
+def _labels(lines: Sequence[Line], colours: Sequence[str], y: Axis) -> list[str]:
     """Returns the lines' names beside their ends, apart from each other, with their last values."""
     ends = sorted((y(float(line.middle[-1])), i) for i, line in enumerate(lines) if not math.isnan(line.middle[-1]))
     parts, at_least = [], TOP + 0.0
-    room = HEIGHT - BOTTOM - LABEL_PIXELS * (len(ends) - 1)
+    room = y.start - LABEL_PIXELS * (len(ends) - 1)
     for position, (wanted, i) in enumerate(ends):
         height = max(min(wanted, room + LABEL_PIXELS * position), at_least)
         at_least = height + LABEL_PIXELS
-        colour, edge, line = COLOURS[i % len(COLOURS)], WIDTH - RIGHT, lines[i]
+        colour, edge, line = colours[i], WIDTH - RIGHT, lines[i]
         parts.append(
             f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}h10" fill="none" stroke="{colour}" stroke-width="3"/>'
         )

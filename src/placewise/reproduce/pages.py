@@ -92,7 +92,7 @@ def calibration_tables(calibration: Calibration) -> tuple[Cells, Cells]:
     ]
     fits = [
         [
-            *(fit.model, fit.kind, _seconds(fit.reported_seconds), _seconds(fit.preset_seconds)),
+            *(fit.model, fit.kind, _reported(fit.reported_seconds), _seconds(fit.preset_seconds)),
             *(_seconds(fit.fitted_seconds), f"{fit.fitted_seconds / fit.reported_seconds - 1:+.0%}"),
         ]
         for fit in calibration.fits
