@@ -297,9 +297,9 @@ def test_claims_are_judged_by_every_row() -> None:
     assert said(better) == ["yes: on NMT Post beats the expert: 0.50 (paper 0.60)"]
     assert said(better, worse) == ["no: on NMT Post beats the expert: 0.50, 1.50 (paper 0.60, 0.60)"]
     assert said() == ["not measured: on NMT Post beats the expert"]
-    verdicts = judge(Reproduction(paper, EFFORT, (result(2, by_function=3.0, expert=2.0),)))
-    lines = [line for line in claim_lines(verdicts) if "by function" in line]
-    assert lines[0].startswith("no: NMT split by function beats NMT split by layer: 1.50. We think: ")
+    metis = result(2, Metis=3.0, expert=4.0)
+    lines = [line for line in claim_lines(judge(Reproduction(paper, EFFORT, (metis,)))) if "on NMT Metis" in line]
+    assert lines[0].startswith("no: on NMT Metis is slower than the expert: 0.75. We think: ")
 
 
 def test_the_best_so_far_is_what_a_line_shows() -> None:
