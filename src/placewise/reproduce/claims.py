@@ -72,7 +72,7 @@ CLAIMS = (
         *("post", "on four and eight GPUs NMT split by function beats NMT split by layer", BY_FUNCTION, "expert"),
         below=1.0,
         families=("NMT-4", "NMT-8"),
-        why_not="there are four functions at most to share, while layers use all GPUs; the zoo's attention feeds nothing back, "
+        why_not="there are four functions to share, while layers use all GPUs; the zoo's attention feeds nothing back, "
         "so that the layers' steps overlap, while the decoder as a whole waits for the encoder's end",
     ),
     Claim("post", "Post finds better placements than the policy gradient", "Post", "policy gradient", below=1.0),
