@@ -15,6 +15,7 @@ op. A group is in the layer of its first op.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -41,8 +42,17 @@ class Layers:
         return len(self.names)
 
 
+_KNOWN: "WeakKeyDictionary[Problem, Layers]" = WeakKeyDictionary()  # several strategies ask for the same ones
+
+
 def find_layers(problem: Problem) -> Layers:
     """Returns the layers in the order of their first ops."""
+    if problem not in _KNOWN:
+        _KNOWN[problem] = _find_layers(problem)
+    return _KNOWN[problem]
+
+
+def _find_layers(problem: Problem) -> Layers:
     graph = problem.graph
     paths = [module_path(graph, n) for n in range(len(graph.ops))]
     names = list(dict.fromkeys(paths[n] for n, _ in parameter_reads(graph) if paths[n]))
