@@ -22,7 +22,7 @@ from placewise.core.problem import Problem
 from placewise.reproduce import papers, reproducing
 from placewise.reproduce.calibration import Figures, Work, calibrate, calibrated, fit
 from placewise.reproduce.claims import CLAIMS, found_ratio, judge, reported_ratio
-from placewise.reproduce.figures import Axis, draw, lines_of, write_figures
+from placewise.reproduce.figures import Axis, _corners, draw, lines_of, write_figures
 from placewise.reproduce.functions import FUNCTIONS, partitions, split_by_function
 from placewise.reproduce.pages import claim_lines, markdown, ratio_table, seconds_table
 from placewise.reproduce.papers import BY_FUNCTION, HEFT_EXPECTS, OWN, PAPERS, Column, Paper, Row, paper_of
@@ -327,6 +327,7 @@ def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
     assert ElementTree.fromstring(draw("nothing", [], None, 1)) is not None
     write_figures(Reproduction(TINY, EFFORT, (result(Post=0.5), result(4))), tmp_path / "new")
     assert [path.name for path in sorted((tmp_path / "new").iterdir())] == ["post-nmt-2-2-gpus.svg"]
+    assert _corners(np.array([5.0, 5, 5, 4, 4, 2])).tolist() == [0, 2, 3, 4, 5]
     axis = Axis(1.0, 100.0, 0.0, 50.0)
     assert (axis(1.0), axis(10.0), axis(100.0)) == (0.0, 25.0, 50.0)
     assert axis.ticks() == [1, 2, 5, 10, 20, 50, 100]

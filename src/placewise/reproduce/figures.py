@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from placewise.core.arrays import Floats
+from placewise.core.arrays import Floats, Ints
 from placewise.core.errors import InputError
 from placewise.core.files import write_bytes
 from placewise.reproduce.reproducing import Reproduction
@@ -175,16 +175,22 @@ def _drawn(line: Line, colour: str, at: Floats, x: Axis, y: Axis) -> list[str]:
     if not len(known):
         return []
 
-    def points(column: Floats, order: Sequence[int]) -> str:
-        return " ".join(f"{x(float(at[i])):.1f},{y(float(column[i])):.1f}" for i in order)
+    def points(column: Floats, *, is_back: bool = False) -> str:
+        corners = known[_corners(column[known])]
+        return " ".join(f"{x(float(at[i])):.1f},{y(float(column[i])):.1f}" for i in (corners[::-1] if is_back else corners))
 
-    forth = known.tolist()
-    band = f"{points(line.high, forth)} {points(line.low, forth[::-1])}"
+    band = f"{points(line.high)} {points(line.low, is_back=True)}"
     dashes = ' stroke-dasharray="7 4"' if line.is_level else ""
     return [
         f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>',
-        f'<polyline points="{points(line.middle, forth)}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
+        f'<polyline points="{points(line.middle)}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
     ]
+
+
+def _corners(column: Floats) -> Ints:
+    """Returns the points that a line needs: those that differ from a neighbour, and both ends."""
+    changes = np.append(True, column[1:] != column[:-1])  # from the one before
+    return np.flatnonzero(changes | np.append(changes[1:], True))
 
 
 def _labels(lines: Sequence[Line], colours: Sequence[str], y: Axis) -> list[str]:
