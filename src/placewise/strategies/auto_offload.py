@@ -56,7 +56,7 @@ def _stages(problem: Problem, gpus: Ints, share: Floats) -> Ints:
     held = _state_bytes(problem)
     always = always - sums(layers.of_group, held, layers.num_layers)
     seconds = layer_seconds(problem, layers, run_seconds(problem))[:, gpus]
-    room = USED * problem.cluster.memory_bytes[gpus]
+    room: Floats = problem.cluster.memory_bytes[gpus].astype(np.float64) * USED
     return cut_stages(seconds, always[:, None] + passing[:, None] * share, room)[layers.of_group]
 
 
@@ -77,7 +77,7 @@ def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) ->
     smallest = np.argsort(held, kind="stable")
     best = Stand.of(model, placement, order)
     for _ in range(PASSES):
-        peaks = model.measure(best.placement[None], best.order[None]).peak_bytes[0]
+        peaks = model.measure(best.placement[None], order[None]).peak_bytes[0]
         room = (problem.cluster.memory_bytes - peaks).astype(np.float64)  # [devices]
         away: Bools = best.placement != staged
         moved = best.placement.copy()
