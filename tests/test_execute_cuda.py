@@ -145,7 +145,7 @@ def test_gpus_and_cpus_together(kinds: tuple[str, ...]) -> None:
     [
         "nmt:layers=2,hidden=64,length=4,batch=16,vocab=100",
         "resnet:depth=50,image=64,batch=4,classes=10",
-        "inception-v3:image=75,batch=2,classes=4",
+        "inception-v3:image=139,batch=8,classes=4",
         "gpt:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50,micro_batches=2",
     ],
 )
@@ -169,7 +169,7 @@ def test_the_zoo_in_slices(name: str) -> None:
 
 def test_peak_memory_is_as_predicted() -> None:
     """The allocator's peak of a whole GPU, less what was there before, within 5%; our own count exactly."""
-    step = captured(width=2048, rows=4096)
+    step = captured(width=2048, rows=16384)  # large against the workspaces of cuBLAS
     problem = Problem.of(step.graph, machine("gpu"))
     everything = np.zeros(problem.num_groups, np.int64)
     torch.cuda.empty_cache()
