@@ -104,7 +104,7 @@ CLAIMS = (
         *("post-appendix", "on CNNs HEFT is poor: it takes more than twice as long as Post", "HEFT", "Post"),
         least=2.0,
         families=("ResNet-50", "Inception-V3"),
-        why_not="our HEFT knows the seconds that it is judged by, the better of two launch orders counts, and little contends "
+        why_not="our HEFT knows the seconds that it is judged by, the better of two orders counts, and little contends "
         "for the links where ops are long against their copies",
     ),
     Claim(
