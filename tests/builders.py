@@ -131,6 +131,9 @@ def random_dag(rng: np.random.Generator, num_nodes: int, num_edges: int) -> tupl
 
 NAMES = st.text(max_size=6) | st.sampled_from(["encoder.0.mm", "encoder.0.mm.backward_1", "w.update", "é\n\x00", "\ud800"])
 AMOUNTS = st.sampled_from([0, 0.0, 1, 2.5, 1e-9, 10**15, 1e299]) | st.floats(0, 1e18)
+SHAPES: tuple[dict[str, Any], ...] = (  # of a tensor: not known, a number, something, nothing in no known type
+    *({}, {"shape": [], "dtype": "int64"}, {"shape": [64, 1024], "dtype": "float32"}, {"shape": [2, 0, 3], "dtype": ""}),
+)
 SECONDS = st.dictionaries(st.sampled_from(["cpu", "gpu", "gpu:0", ""]), AMOUNTS, max_size=3)
 
 
@@ -147,6 +150,7 @@ def graph_rows(draw: st.DrawFn, max_ops: int = 8) -> dict[str, Any]:
     readers: list[list[int]] = []  # of each tensor: the ops that read it
 
     def add(**fields: Any) -> int:
+        fields |= draw(st.sampled_from(SHAPES))
         tensors.append(tensor(draw(NAMES), draw(st.integers(0, 2**40)), draw(st.sampled_from(TENSOR_KINDS)), **fields))
         readers.append([])
         return len(tensors) - 1

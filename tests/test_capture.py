@@ -130,6 +130,31 @@ def test_writes_move_the_window_alone() -> None:
     assert graph.ops.bytes_moved[op(graph, "index_put_")] < 100
 
 
+def test_tensors_have_the_shapes_that_they_were_made_with() -> None:
+    """A batch of 5 goes through 3 -> 4 -> 2; a parameter that was updated in place is shaped as before."""
+    graph = captured(Two(), torch.randn(5, 3)).graph
+    found = {name: str(graph.tensors.shape_of(t)) for t, name in enumerate(graph.tensors.names)}
+    assert "None" not in found.values()
+    assert len(set(found.values())) == len(graph.tensors.shapes)
+    expected = {"first.weight": [4, 3], "first.bias": [4], "first.addmm": [5, 4], "last.mm": [5, 2], "sum": []}
+    expected |= {"first.weight'": [4, 3], "first.sum.backward": [1, 4], "last.mm.backward": [2, 4]}
+    assert {name: found[name] for name in expected} == {name: f"float32 {sizes}" for name, sizes in expected.items()}
+
+
+def test_a_storage_has_the_shape_of_its_first_window() -> None:
+    """A table of 6 x 4 whole numbers is made, and one of its rows written: the memory's shape is still the table's."""
+
+    class Into(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            table = torch.zeros(6, 4, dtype=torch.int32)
+            table[2] = 1
+            return super().forward(x + table.view(24)[:4])
+
+    graph = captured(Into(4, 4), torch.randn(4)).graph
+    for name in ("zeros", "zeros'"):
+        assert str(graph.tensors.shape_of(tensor(graph, name))) == "int32 [6, 4]"
+
+
 def test_views_are_no_ops_and_share_the_storage() -> None:
     class Views(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from placewise.core.arrays import Ragged, frozen
 from placewise.core.errors import GraphError
 from placewise.core.graph import MAX_BYTES, Graph, _storage
 from placewise.core.graph_file import parse_graph
+from placewise.core.shape import Shape
 
 # --- what a graph knows of itself ---
 
@@ -179,6 +180,33 @@ def test_views_and_versions_of_one_storage_are_fine_in_one_group() -> None:
     assert graph.storage.tolist() == [0, 0, 0, 3, 3]
 
 
+# --- shapes ---
+
+
+def test_a_tensor_knows_its_shape_or_does_not() -> None:
+    graph = replaced(
+        tiny_graph(), tensors={"shapes": (Shape("float32", (5, 50)), Shape("int64", ())), "shape": [0, 1, *[-1] * 4]}
+    )
+    assert [str(graph.tensors.shape_of(t)) for t in range(3)] == ["float32 [5, 50]", "int64 []", "None"]
+    assert tiny_graph().tensors.shape_of(0) is None
+
+
+@pytest.mark.parametrize(
+    ("column", "rule"),
+    [
+        ([0, 1, 0, 0, 0, 0], "tensors[1] 'w': shape must be one of the 1 shapes, it is number 1"),
+        ([0, 0, -2, 0, 0, 0], "tensors[2] 'h': shape must be one of the 1 shapes, it is number -2"),
+        ([0], "graph: every column must have one entry"),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(column: list[int], rule: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        replaced(tiny_graph(), tensors={"shapes": (Shape("float32", (5,)),), "shape": column})
+    assert str(caught.value).startswith(rule)
+    with pytest.raises(GraphError, match=r"^shapes: every size must be at least 0, there is float32 \[5, -1\]$"):
+        replaced(tiny_graph(), tensors={"shapes": (Shape("float32", (5, -1)),)})
+
+
 # --- columns ---
 
 
@@ -272,6 +300,13 @@ def test_the_digest_changes_with_every_field() -> None:
         set_field(path, value)(data)
         digests.append(parse_graph(data).digest)
     assert len(set(digests)) == 1 + len(CHANGES)
+
+
+def test_shapes_do_not_change_the_digest() -> None:
+    """A plan names the digest of its graph: one that was made before shapes were known stays valid."""
+    graph = tiny_graph()
+    known = replaced(graph, tensors={"shapes": (Shape("float32", (5, 50)),), "shape": [0, -1, -1, 0, -1, -1]})
+    assert (known.digest, known.untimed_digest) == (graph.digest, graph.untimed_digest)
 
 
 def test_the_digest_tells_apart_where_a_column_ends() -> None:

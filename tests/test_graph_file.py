@@ -19,6 +19,7 @@ from placewise.core.errors import GraphError, InputError
 from placewise.core.files import describe, write_bytes
 from placewise.core.graph import Graph
 from placewise.core.graph_file import format_graph, parse_graph, read_graph, write_graph
+from placewise.core.shape import Shape
 
 # --- what is written reads back ---
 
@@ -49,6 +50,19 @@ def test_the_text_says_what_the_data_said(data: dict[str, Any]) -> None:
 def test_the_tiny_file_is_as_people_would_write_it() -> None:
     assert json.loads(format_graph(tiny_graph())) == tiny_data()
     assert len(format_graph(tiny_graph()).splitlines()) == 1 + 1 + 6 + 1 + 4 + 1  # a line for each tensor and op
+
+
+def test_shapes_are_optional_and_stand_once() -> None:
+    """Tensors 0 and 3 are 4 x 8 floats, 2 is a single whole number; nothing is said of the others."""
+    data, known = tiny_data(), {"shape": [4, 8], "dtype": "float32"}
+    data["tensors"][0] |= known
+    data["tensors"][2] |= {"shape": [], "dtype": "int64"}
+    data["tensors"][3] |= known
+    graph = parse_graph(data)
+    assert graph.tensors.shapes == (Shape("float32", (4, 8)), Shape("int64", ()))
+    assert graph.tensors.shape.tolist() == [0, -1, 1, 0, -1, -1]
+    assert json.loads(format_graph(graph)) == data
+    assert '"shape": [4, 8], "dtype": "float32"}' in format_graph(graph).splitlines()[2]
 
 
 def test_the_same_graph_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -166,6 +180,9 @@ FIELDS: dict[str, tuple[str, ...]] = {  # where, and which values are wrong ther
     "tensors.0.kind": ("text", *A_TEXT),
     "tensors.1.home": AN_INTEGER,
     "tensors.5.alias_of": AN_INTEGER,
+    "tensors.0.shape": A_LIST,
+    "tensors.0.shape.1": AN_INTEGER,
+    "tensors.0.dtype": A_TEXT,
     "ops.0.name": A_TEXT,
     "ops.0.kind": A_TEXT,
     "ops.0.phase": ("text", *A_TEXT),
@@ -197,6 +214,8 @@ def at(data: Any, path: str) -> tuple[Any, Any]:
 
 def changed(path: str, value: Any) -> str:
     data = copy.deepcopy(tiny_data())
+    if path.startswith(("tensors.0.shape", "tensors.0.dtype")):
+        data["tensors"][0] |= {"shape": [4, 8], "dtype": "float32"}
     holder, key = at(data, path)
     holder[key] = value
     return json.dumps(data)
@@ -297,9 +316,11 @@ SPECIAL: Broken = {
     "version null": (changed("version", None), ("version must be 1, it is null",)),
     "version huge": (changed("version", 10**400), ("version must be 1, it is a whole number of",)),
     "unknown field": (changed("author", "me"), ("has no field 'author'; the fields are format",)),
-    "unknown field of a tensor": (changed("tensors.3.shape", []), ("tensors[3]", "has no field 'shape'")),
+    "unknown field of a tensor": (changed("tensors.3.colour", []), ("tensors[3]", "has no field 'colour'")),
     "unknown field of an op": (changed("ops.2.colour", 1), ("ops[2]", "has no field 'colour'")),
     "unknown field with a line break": (changed("ops.2.a\nb", 1), ("ops[2]", "has no field 'a\\nb'")),
+    "shape without a type": (changed("tensors.3.shape", [2]), ("tensors[3]", "needs the field 'dtype'")),
+    "type without a shape": (changed("tensors.3.dtype", "int8"), ("tensors[3]", "needs the field 'shape'")),
     "tensor is a number": (changed("tensors.2", 7), ("tensors[2]", "must be a table of fields, it is 7")),
     "op is null": (changed("ops.2", None), ("ops[2]", "must be a table of fields, it is null")),
     "unknown kind": (changed("tensors.0.kind", "weights"), ("tensors[0]", "kind must be one of input", "'weights'")),

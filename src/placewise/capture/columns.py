@@ -5,6 +5,7 @@ import numpy as np
 from placewise.core.arrays import Ints, Ragged
 from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Tensors
 from placewise.core.sets import merge_sets
+from placewise.core.shape import Shape
 
 FORWARD, BACKWARD, UPDATE = 0, 1, 2
 
@@ -30,8 +31,10 @@ class Columns:
         self.alias_of: list[int] = []
         self.readers: list[list[int]] = []  # of each tensor: ops
         self.tensor_owners: list[str] = []
+        self.tensor_shapes: list[int] = []  # index into shapes
+        self.shapes: list[Shape] = []  # each once
 
-    def add_tensor(self, name: str, nbytes: int, kind: str, alias_of: int = -1, owner: str = "") -> int:
+    def add_tensor(self, name: str, nbytes: int, kind: str, alias_of: int, owner: str, shape: int) -> int:
         """Returns the number of a new tensor."""
         self.tensor_names.append(name)
         self.tensor_bytes.append(nbytes)
@@ -39,12 +42,14 @@ class Columns:
         self.alias_of.append(alias_of)
         self.readers.append([])
         self.tensor_owners.append(owner)
+        self.tensor_shapes.append(shape)
         return len(self.tensor_names) - 1
 
     def add_version(self, old: int, owner: str) -> int:
         """Returns the number of the tensor that an op leaves where it writes into an old one in place."""
         name = self.tensor_names[old].rstrip("'") + "'"
-        return self.add_tensor(name, self.tensor_bytes[old], self.tensor_kinds[old], old, self.tensor_owners[old] or owner)
+        owner = self.tensor_owners[old] or owner
+        return self.add_tensor(name, self.tensor_bytes[old], self.tensor_kinds[old], old, owner, self.tensor_shapes[old])
 
     def to_graph(self, outputs: list[int], name: str) -> Graph:
         """Returns the graph, checked, with the smallest groups; a resident tensor's home is the group that writes it."""
@@ -60,6 +65,8 @@ class Columns:
             np.array([TENSOR_KINDS.index(kind) for kind in self.tensor_kinds], np.int64),
             home,
             np.array(self.alias_of, np.int64),
+            tuple(self.shapes),
+            np.array(self.tensor_shapes, np.int64),
         )
         ops = Ops(
             names=tuple(self.op_names),

@@ -8,6 +8,7 @@ from placewise.capture.columns import Columns
 from placewise.capture.program import Slot
 from placewise.capture.tape import Tape
 from placewise.core.errors import CaptureError
+from placewise.core.shape import Shape
 
 Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ...]]
 
@@ -38,6 +39,7 @@ class Windows:
         self._columns, self._tape = columns, tape
         self._views: dict[Geometry, View] = {}
         self._bases: dict[int, tuple[Slot, torch.dtype]] = {}  # storage -> the first window on it
+        self._shapes: dict[tuple[torch.dtype, torch.Size], int] = {}  # the graph's number of each
         self._alive: list[StorageWeakRef] = []  # keeps the address of a storage that is gone from being used again
 
     def add_storage(self, tensor: Tensor, name: str, kind: str, owner: str = "") -> int:
@@ -45,9 +47,18 @@ class Windows:
         if tensor.is_complex():
             raise CaptureError(f"{name} has complex numbers, which can't be recorded")
         storage = tensor.untyped_storage()
-        number = self._columns.add_tensor(name, storage.nbytes(), kind, -1, owner)
+        number = self._columns.add_tensor(name, storage.nbytes(), kind, -1, owner, self._shape(tensor))
         self.newest[storage._cdata] = number
         self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        return number
+
+    def _shape(self, tensor: Tensor) -> int:
+        """Returns the number of a tensor's shape among the graph's."""
+        key = tensor.dtype, tensor.size()
+        number = self._shapes.get(key)
+        if number is None:
+            number = self._shapes[key] = len(self._columns.shapes)
+            self._columns.shapes.append(Shape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.size())))
         return number
 
     def knows(self, tensor: Tensor) -> bool:

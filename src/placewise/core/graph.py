@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError
+from placewise.core.shape import Shape
 
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
 PHASES = ("forward", "backward", "update")
+TENSOR_COLUMNS = ("nbytes", "kinds", "home", "alias_of", "shape")
 MAX_BYTES = 2**62  # sums of a few such sizes still fit 64 bits
 
 
@@ -27,10 +29,19 @@ class Tensors:
     kinds: Ints  # [tensors], index into TENSOR_KINDS
     home: Ints  # [tensors], the group whose device holds a resident tensor, or -1: its first reader's
     alias_of: Ints  # [tensors], the tensor whose memory it shares, or -1
+    shapes: tuple[Shape, ...] = ()  # each once
+    shape: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [tensors], index into shapes, or -1: not known
 
     def __post_init__(self) -> None:
-        for name in ("nbytes", "kinds", "home", "alias_of"):
+        if not len(self.shape):
+            object.__setattr__(self, "shape", np.full(len(self.names), -1))
+        for name in TENSOR_COLUMNS:
             object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
+
+    def shape_of(self, tensor: int) -> Shape | None:
+        """Returns a tensor's shape, or None where it is not known."""
+        number = int(self.shape[tensor])
+        return self.shapes[number] if number >= 0 else None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -118,7 +129,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 over everything that the graph's file says."""
+        """A SHA-256 over everything that the graph's file says, but shapes: they change no step."""
         return self._digest(self.ops.seconds)
 
     @cached_property
@@ -188,9 +199,7 @@ def _check_columns(graph: Graph) -> None:
     limits = {"phases": len(PHASES), "groups": len(o) + len(t)}
     lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
     lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), *map(len, o.seconds.values())]
-    if any(length != len(o) for length in lengths) or any(
-        len(getattr(t, name)) != len(t) for name in ("nbytes", "kinds", "home", "alias_of")
-    ):
+    if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_COLUMNS):
         _refuse("graph", "every column must have one entry for each op or each tensor")
     for name, limit in limits.items():
         column = getattr(o, name)
@@ -226,6 +235,10 @@ def _check_tensors(graph: Graph) -> None:
         _refuse(_tensor(graph, i), f"home must be a group, it is {t.home[i]}")
     if (i := _first((t.alias_of < -1) | (t.alias_of >= len(t)))) is not None:
         _refuse(_tensor(graph, i), f"alias_of names tensor {t.alias_of[i]}, there are only {len(t)}")
+    if (i := _first((t.shape < -1) | (t.shape >= len(t.shapes)))) is not None:
+        _refuse(_tensor(graph, i), f"shape must be one of the {len(t.shapes)} shapes, it is number {t.shape[i]}")
+    if negative := [shape for shape in t.shapes if min(shape.sizes, default=0) < 0]:
+        _refuse("shapes", f"every size must be at least 0, there is {negative[0]}")
     if (i := _first(graph.storage < 0)) is not None:
         _refuse(_tensor(graph, i), "alias_of must not lead back to itself")
 

@@ -10,11 +10,12 @@ import numpy as np
 from placewise.core.arrays import Floats, Ragged
 from placewise.core.errors import GraphError
 from placewise.core.files import Table, parse_json, read_bytes, write_bytes
-from placewise.core.graph import PHASES, TENSOR_KINDS, Graph, Ops, Tensors
+from placewise.core.graph import PHASES, TENSOR_COLUMNS, TENSOR_KINDS, Graph, Ops, Tensors
+from placewise.core.shape import Shape
 
 FORMAT, VERSION = "placewise-graph", 1
 GRAPH_FIELDS = ("format", "version", "name", "tensors", "ops", "outputs")
-TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of")
+TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of", "shape", "dtype")
 OP_FIELDS = (
     *("name", "kind", "phase", "group", "reads", "writes", "after", "flops", "nbytes_moved"),
     *("devices", "micro_batch", "seconds"),
@@ -45,7 +46,10 @@ def parse_graph(data: Any, source: str = "graph") -> Graph:
 
 
 def _tensors(rows: list[Any], source: str) -> Tensors:
-    names, nbytes, kinds, homes, aliases = [], [], [], [], []
+    names: list[str] = []
+    columns: list[list[int]] = [[] for _ in TENSOR_COLUMNS]
+    nbytes, kinds, homes, aliases, shape = columns
+    shapes: dict[Shape, int] = {}
     for i, row in enumerate(rows):
         table = Table(f"{source}: tensors[{i}]", row, TENSOR_FIELDS, GraphError)
         names.append(table.text("name"))
@@ -53,8 +57,17 @@ def _tensors(rows: list[Any], source: str) -> Tensors:
         kinds.append(table.choice("kind", TENSOR_KINDS))
         homes.append(table.integer("home", -1))
         aliases.append(table.integer("alias_of", -1))
-    columns = (np.array(column, np.int64) for column in (nbytes, kinds, homes, aliases))
-    return Tensors(tuple(names), *columns)
+        found = _shape(table)
+        shape.append(-1 if found is None else shapes.setdefault(found, len(shapes)))
+    arrays = {name: np.array(column, np.int64) for name, column in zip(TENSOR_COLUMNS, columns, strict=True)}
+    return Tensors(tuple(names), **arrays, shapes=tuple(shapes))
+
+
+def _shape(tensor: Table) -> Shape | None:
+    """Returns a tensor's shape; its two fields stand together, or neither does."""
+    if "shape" not in tensor.fields and "dtype" not in tensor.fields:
+        return None
+    return Shape(tensor.text("dtype"), tuple(tensor.indices("shape")))
 
 
 def _ops(rows: list[Any], source: str) -> Ops:
@@ -115,13 +128,15 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)
 
 def _tensor_rows(tensors: Tensors) -> list[dict[str, Any]]:
     rows = []
-    columns = (tensors.nbytes.tolist(), tensors.kinds.tolist(), tensors.home.tolist(), tensors.alias_of.tolist())
-    for name, nbytes, kind, home, alias_of in zip(tensors.names, *columns, strict=True):
+    columns = (getattr(tensors, name).tolist() for name in TENSOR_COLUMNS)
+    for name, nbytes, kind, home, alias_of, shape in zip(tensors.names, *columns, strict=True):
         row: dict[str, Any] = {"name": name, "nbytes": nbytes, "kind": TENSOR_KINDS[kind]}
         if home >= 0:
             row["home"] = home
         if alias_of >= 0:
             row["alias_of"] = alias_of
+        if shape >= 0:
+            row["shape"], row["dtype"] = tensors.shapes[shape].sizes, tensors.shapes[shape].dtype
         rows.append(row)
     return rows
 
