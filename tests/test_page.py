@@ -1,6 +1,7 @@
-"""What a page is made of: memory at the peak, curves, measured timelines, the command; the picture in text."""
+"""What a page is made of: memory at the peak, curves, shapes, measured timelines, the command; the picture in text."""
 
 import base64
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, steps
 
+from placewise.bench import generated_graph
 from placewise.cli import main
+from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
 from placewise.core.problem import Problem
+from placewise.core.shape import Shape
 from placewise.report.curves import MOST_POINTS, Curve, Point, curve_of, curve_of_progress, curve_of_steps
 from placewise.report.lives import live_at, lives, peak_positions, resident_bytes
 from placewise.report.measured import read_measured
 from placewise.report.page import in_script, page
-from placewise.report.page_data import Shown, pack, page_data
+from placewise.report.page_data import Shown, _table, pack, page_data
 from placewise.report.picture import axis, busy_shares, device_table, picture
 from placewise.report.rivals import Rivals, rivals_of
 from placewise.report.trace import write_trace
@@ -46,6 +50,10 @@ def two() -> Schedule:
 
 def shown(schedule: Schedule, label: str = "plan") -> Shown:
     return Shown(label, schedule, None, Rivals(None, None), curve_of(()))
+
+
+def column(packed: dict[str, str]) -> Any:
+    return np.frombuffer(base64.b64decode(packed["base64"]), f"<{packed['kind']}").tolist()
 
 
 # --- memory ---
@@ -143,6 +151,49 @@ def test_problems_that_plans_share_stand_once() -> None:
     data = page_data([shown(first), shown(other), shown(same)])
     assert [plan["problem"] for plan in data["plans"]] == [0, 1, 0]
     assert [problem["names"] for problem in data["problems"]] == [("a.mm", "b.mm"), ("c.mm",)]
+
+
+def shaped() -> Schedule:
+    """Five tensors of 2 x 8 floats, one of which nothing is known; `cat` on gpu:1 reads all, `sum` on gpu:0 its result."""
+    tensors = [tensor(f"t{n}", shape=[2, 8], dtype="float32") for n in range(5)]
+    tensors += [tensor("all"), tensor("loss", shape=[], dtype="bfloat16")]
+    rows = [op(f"make{n}", n, [], [n], seconds={"gpu": 1.0}) for n in range(5)]
+    rows += [op("cat", 5, [0, 1, 2, 3, 4], [5], seconds={"gpu": 1.0}), op("sum", 6, [5, 0], [6], seconds={"gpu": 1.0})]
+    problem = Step.of(graph_data(tensors, rows), gpus(2)).problem
+    return Simulator(problem, "program", 1).schedule(np.array([0, 0, 0, 0, 0, 1, 0]))
+
+
+def test_the_page_tells_the_shapes_of_what_ops_read_and_write() -> None:
+    one = "float32 [2, 8]"
+    data = page_data([shown(shaped())])
+    problem, copies = data["problems"][0], data["plans"][0]["copies"]
+    assert [problem["shapes"][n] for n in column(problem["shape"])] == [
+        *[("", one)] * 5,
+        (f"{one}, {one}, {one} and 2 more", ""),
+        (f"unknown, {one}", "bfloat16 []"),
+    ]
+    assert [copies["shapes"][n] for n in column(copies["shape"])] == [*[one] * 5, ""]
+
+
+def test_a_long_table_has_numbers_that_are_large_enough() -> None:
+    for count, kind in ((2**16, "u2"), (2**16 + 1, "i4")):
+        words, numbers = _table(range(count))
+        assert numbers["kind"] == kind
+        assert column(numbers) == list(words) == list(range(count))
+
+
+def test_shapes_cost_a_page_little() -> None:
+    """20,000 ops that read one to four tensors of five shapes in any mixture, against the same ones without."""
+    graph = generated_graph(20_000)
+    shapes = tuple(Shape("float32", (64, 1024 * n)) for n in range(5))
+    numbers = np.random.default_rng(0).integers(len(shapes), size=len(graph.tensors))
+    known = dataclasses.replace(graph, tensors=dataclasses.replace(graph.tensors, shapes=shapes, shape=numbers))
+    sizes = []
+    for one in (graph, known):
+        problem = Problem.of(one, Cluster.load("2xK80"))
+        schedule = Simulator(problem, "program", 1).schedule(np.zeros(problem.num_groups, np.int64))
+        sizes.append(len(page([shown(schedule)])))
+    assert sizes[0] < sizes[1] < 1.1 * sizes[0]
 
 
 def test_no_name_ends_the_script_element() -> None:

@@ -31,6 +31,11 @@ COLOUR = """([id, x, y]) => {
   copy.drawImage(document.getElementById(id), -x * devicePixelRatio, -y * devicePixelRatio);
   return Array.from(copy.getImageData(0, 0, 1, 1).data);
 }"""
+FIRST_COPY = """() => {
+  const { lanes, view } = placewise.state, lane = lanes.find(({ type, isMeasured }) => type === "copy" && !isMeasured);
+  const middle = (lane.starts[0] + lane.ends[0]) / 2;
+  return { x: view.left + (middle - view.from) * view.scale, y: lane.top + lane.height / 2 };
+}"""
 MOST_BYTES, MOST_SECONDS, LEAST_FRAMES = 15e6, 10.0, 10.0  # docs/report.md has what was measured; CI machines are busy
 
 
@@ -42,7 +47,9 @@ def problem() -> Problem:
         op(name, n, [n - 1] if n else [], [n], phase, seconds={"gpu": 1.0 + n})
         for n, (name, phase) in enumerate(zip(names, phases, strict=True))
     ]
-    return Step.of(graph_data([tensor(f"<b>t{n}") for n in range(len(rows))], rows), gpus(2)).problem
+    tensors = [tensor(f"<b>t{n}") for n in range(len(rows))]
+    tensors[1] |= {"shape": [64, 1024], "dtype": "<i>float32"}
+    return Step.of(graph_data(tensors, rows), gpus(2)).problem
 
 
 def schedule(placement: list[int]) -> Schedule:
@@ -127,6 +134,21 @@ def test_hovering_an_op_shows_its_card(page: Any) -> None:
         assert text in card
     page.mouse.move(5, 5)
     page.locator("#card").wait_for(state="hidden")
+
+
+def test_cards_show_the_shapes_that_are_known(page: Any) -> None:
+    """Op 1 makes t1, which op 2 reads on the other device: so it is on both cards, and on that of its copy."""
+    rows = {}
+    for n in (1, 2, 3):
+        hover_op(page, n)
+        rows[n] = dict(zip(*(page.locator(f"#card {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+    form = "<i>float32 [64, 1024]"
+    assert [(row.get("reads"), row.get("writes")) for row in rows.values()] == [(None, form), (form, None), (None, None)]
+    box, place = page.locator("#timeline").bounding_box(), page.evaluate(FIRST_COPY)
+    page.mouse.move(box["x"] + place["x"], box["y"] + place["y"])
+    settle(page)
+    assert page.locator("#card b").inner_text() == "copy of <b>t1"
+    assert page.locator("#card dd").all_inner_texts()[1] == form
 
 
 def test_a_name_that_would_be_markup_is_text(page: Any) -> None:

@@ -41,6 +41,16 @@ def test_every_op_and_copy_is_a_slice_on_its_lane(schedule: Schedule) -> None:
     assert all(event["args"]["critical"] for name, event in slices.items() if event["cat"] != "copy")
 
 
+def test_ops_and_copies_say_their_shape_where_it_is_known(schedule: Schedule) -> None:
+    """relu makes h, which is copied; mm makes y, of which nothing is known, nor of what the file said nothing."""
+    assert not [event for event in events(schedule, "X") if "shape" in event["args"]]
+    data = tiny_data()
+    data["tensors"][2] |= {"shape": [5, 100], "dtype": "float32"}
+    known = Simulator(Problem.of(parse_graph(data), schedule.problem.cluster), "program", 1).schedule(np.array([0, 1, 0]))
+    shapes = {event["name"]: event["args"]["shape"] for event in events(known, "X") if "shape" in event["args"]}
+    assert shapes == {"relu": "float32 [5, 100]", "h": "float32 [5, 100]"}
+
+
 def test_lanes_have_names(schedule: Schedule) -> None:
     names = [event["args"]["name"] for event in events(schedule, "M") if event["name"] != "process_sort_index"]
     assert names == ["gpu:0", "ops", "gpu:1", "ops", "copies: gpu:0->gpu:1", "copies: gpu:1->gpu:0"]

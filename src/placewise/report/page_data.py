@@ -4,9 +4,9 @@
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from placewise.report.curves import Curve
 from placewise.report.lives import Lives, live_at, lives, peak_positions, resident_bytes
 from placewise.report.measured import Measured
 from placewise.report.rivals import Rivals
+from placewise.report.shapes import shapes_of_ops
 from placewise.report.words import explain
 from placewise.simulate.explain import WAITS
 from placewise.simulate.schedule import Schedule
@@ -26,6 +27,7 @@ from placewise.simulate.schedule import Schedule
 if TYPE_CHECKING:
     from placewise.bounds import Bound
 
+Word = TypeVar("Word", bound=Hashable)
 LARGEST = 12  # parts of a device's memory at its peak that are told
 LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
 
@@ -64,10 +66,10 @@ def pack(values: Any, kind: str) -> dict[str, str]:
     return {"kind": kind, "base64": base64.b64encode(column.tobytes()).decode()}
 
 
-def _table(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _table(words: Sequence[Word]) -> tuple[list[Word], dict[str, str]]:
     """Returns each text once, and a column of their numbers."""
     number = {word: i for i, word in enumerate(dict.fromkeys(words))}
-    return list(number), pack([number[word] for word in words], "i4")
+    return list(number), pack([number[word] for word in words], "u2" if len(number) <= 2**16 else "i4")
 
 
 def _problem(plan: Shown) -> dict[str, Any]:
@@ -75,6 +77,7 @@ def _problem(plan: Shown) -> dict[str, Any]:
     ops, cluster = problem.graph.ops, problem.cluster
     kinds, kind = _table(ops.kinds)
     paths, path = _table([module_path(problem.graph, op) for op in range(len(ops))])
+    shapes, shape = _table(shapes_of_ops(problem.graph))
     return {
         "graph": problem.graph.name,
         "cluster": cluster.name,
@@ -89,6 +92,8 @@ def _problem(plan: Shown) -> dict[str, Any]:
         "kind": kind,
         "paths": paths,
         "path": path,
+        "shapes": shapes,
+        "shape": shape,
         "phase": pack(ops.phases, "u1"),
         "micro_batch": pack(ops.micro_batches, "i4"),
     }
@@ -131,9 +136,12 @@ def _plan(plan: Shown, number: int) -> dict[str, Any]:
 def _copies(schedule: Schedule) -> dict[str, Any]:
     tensors, t = schedule.problem.graph.tensors, schedule.timeline
     names, name = _table([tensors.names[n] for n in schedule.copy_tensors.tolist()])
+    shapes, shape = _table([str(tensors.shape_of(n) or "") for n in schedule.copy_tensors.tolist()])
     return {
         "names": names,
         "name": name,
+        "shapes": shapes,
+        "shape": shape,
         "bytes": pack(tensors.nbytes[schedule.copy_tensors], "f8"),
         "source": pack(t.copy_source, "u2"),
         "target": pack(t.copy_target, "u2"),

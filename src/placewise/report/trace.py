@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from placewise.core.files import write_bytes
-from placewise.core.graph import PHASES
+from placewise.core.graph import PHASES, Graph
 from placewise.simulate.schedule import Schedule
 
 MICROSECONDS = 1e6  # the unit of a trace's times
@@ -58,11 +58,12 @@ def _slice(name: str, category: str, lane: dict[str, int], start: float, end: fl
 
 
 def _ops(schedule: Schedule, is_measured: bool) -> Iterator[dict[str, Any]]:
-    ops, t = schedule.problem.graph.ops, schedule.timeline
+    graph, t = schedule.problem.graph, schedule.timeline
+    ops, writes = graph.ops, graph.ops.writes.lists()
     path = () if is_measured else schedule.critical_path
     critical = {link.number for link in path if link.kind == "op"}
     for n in schedule.order.tolist():
-        args = {"op": n, "kind": ops.kinds[n], "group": int(ops.groups[n])}
+        args = {"op": n, "kind": ops.kinds[n], "group": int(ops.groups[n]), **_shape(graph, *writes[n][:1])}
         if not is_measured:
             args["waited for"] = _waited_for(schedule, n)
         if ops.micro_batches[n] >= 0:
@@ -71,6 +72,12 @@ def _ops(schedule: Schedule, is_measured: bool) -> Iterator[dict[str, Any]]:
             args["critical"] = True
         lane = {"pid": int(schedule.devices[n]), "tid": OPS_LANE}
         yield _slice(ops.names[n], PHASES[ops.phases[n]], lane, float(t.start[n]), float(t.end[n]), args)
+
+
+def _shape(graph: Graph, tensor: int = -1) -> dict[str, str]:
+    """Returns the shape of a tensor, the first that an op writes or a copy's, where there is one and it is known."""
+    shape = graph.tensors.shape_of(tensor) if tensor >= 0 else None
+    return {} if shape is None else {"shape": str(shape)}
 
 
 def _waited_for(schedule: Schedule, n: int) -> str:
@@ -90,7 +97,7 @@ def _copies(schedule: Schedule) -> Iterator[dict[str, Any]]:
         channel = int(cluster.channels[source, target])
         lane = {"pid": homes[channel], "tid": channel + 1}
         start, end = float(t.copy_start[c]), float(t.copy_end[c])
-        args = {"bytes": int(graph.tensors.nbytes[tensor]), "for": graph.ops.names[reader]}
+        args = {"bytes": int(graph.tensors.nbytes[tensor]), **_shape(graph, tensor), "for": graph.ops.names[reader]}
         args |= {"from": cluster.device_names[source], "to": cluster.device_names[target]}
         yield _slice(graph.tensors.names[tensor], "copy", lane, start, end, args)
         arrow = {"name": "copy", "cat": "copy", "id": c}

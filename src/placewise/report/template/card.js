@@ -27,12 +27,15 @@ function opCard({ lane, index }) {
   const length = lane.ends[index] - lane.starts[index];
   const predicted = plan.seconds[op];
   const batch = problem.micro_batch[op];
+  const [reads, writes] = problem.shapes[problem.shape[op]];
   const still = lane.starts[index] - (index ? lane.ends[index - 1] : 0);
   return {
     title: problem.names[op],
     rows: [
       ["module", problem.paths[problem.path[op]] || "none"],
       ["kind", `${problem.kinds[problem.kind[op]]}, ${data.phases[problem.phase[op]]}${batch < 0 ? "" : `, micro-batch ${batch}`}`],
+      ["reads", reads || null],
+      ["writes", writes || null],
       ["on", `${problem.devices[lane.device].name}${lane.isMeasured ? ", measured" : ""}`],
       ["time", seconds(length) + (lane.isMeasured ? ` (predicted ${seconds(predicted)})` : measuredTime(op))],
       ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
@@ -56,6 +59,7 @@ function copyCard({ lane, index }) {
     title: `copy of ${copies.names[copies.name[c]]}`,
     rows: [
       ["way", `${problem.devices[copies.source[c]].name} to ${problem.devices[copies.target[c]].name}`],
+      ["shape", copies.shapes[copies.shape[c]] || null],
       ["size", bytes(copies.bytes[c])],
       ["time", seconds(copies.seconds[c])],
       ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
