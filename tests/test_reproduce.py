@@ -15,6 +15,7 @@ from builders import refused
 from placewise.capture import zoo
 from placewise.capture.models import load_graph
 from placewise.cli import main
+from placewise.commands.reproducing import WHAT
 from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError
 from placewise.core.presets import PRESETS, preset
@@ -82,6 +83,7 @@ def test_the_tables_are_whole() -> None:
             assert row.cluster in PRESETS
             assert row.num_gpus == sum(device.kind == "gpu" for device in preset(row.cluster).devices)
             assert all(zoo.parse(model) for model in (row.model, row.quick_model) if model)
+    assert WHAT == (*PAPERS, "calibrate")
     with pytest.raises(InputError, match="there is no paper 'placeto'; the papers are post, post-appendix"):
         paper_of("placeto")
 
