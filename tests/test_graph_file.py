@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from placewise.core.errors import GraphError, InputError
 from placewise.core.files import describe, write_bytes
 from placewise.core.graph import Graph
-from placewise.core.graph_file import format_graph, parse_graph, read_graph, write_graph
+from placewise.core.graph_file import OP_FIELDS, TENSOR_FIELDS, format_graph, parse_graph, read_graph, write_graph
 from placewise.core.shape import Shape
 
 # --- what is written reads back ---
@@ -50,6 +50,14 @@ def test_the_text_says_what_the_data_said(data: dict[str, Any]) -> None:
 def test_the_tiny_file_is_as_people_would_write_it() -> None:
     assert json.loads(format_graph(tiny_graph())) == tiny_data()
     assert len(format_graph(tiny_graph()).splitlines()) == 1 + 1 + 6 + 1 + 4 + 1  # a line for each tensor and op
+
+
+def test_the_docs_show_every_field_and_their_example_can_be_read() -> None:
+    section = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text().partition("## The graph's file\n")[2]
+    for name in (*TENSOR_FIELDS, *OP_FIELDS):
+        assert f"`{name}`" in section
+    graph = parse_graph(json.loads("".join(line for line in section.splitlines() if line.startswith("    "))))
+    assert str(graph.tensors.shape_of(1)) == "float32 [64, 4]"
 
 
 def test_shapes_are_optional_and_stand_once() -> None:

@@ -19,6 +19,7 @@ from placewise.report.measured import read_measured
 from placewise.report.page import write_page
 from placewise.report.page_data import Shown
 from placewise.report.rivals import Rivals, rivals_of
+from placewise.report.shapes import NO_BREAK
 from placewise.report.trace import write_trace
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
@@ -141,7 +142,8 @@ def test_cards_show_the_shapes_that_are_known(page: Any) -> None:
     rows = {}
     for n in (1, 2, 3):
         hover_op(page, n)
-        rows[n] = dict(zip(*(page.locator(f"#card {tag}").all_inner_texts() for tag in ("dt", "dd")), strict=True))
+        names, texts = (page.locator(f"#card {tag}").all_inner_texts() for tag in ("dt", "dd"))
+        rows[n] = dict(zip(names, (text.replace(NO_BREAK, " ") for text in texts), strict=True))
     form = "<i>float32 [64, 1024]"
     assert [(row.get("reads"), row.get("writes")) for row in rows.values()] == [(None, form), (form, None), (None, None)]
     box, place = page.locator("#timeline").bounding_box(), page.evaluate(FIRST_COPY)
