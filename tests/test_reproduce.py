@@ -297,7 +297,7 @@ def test_claims_are_judged_by_every_row() -> None:
         return [line for line in claim_lines(judge(Reproduction(paper, EFFORT, results))) if "Post beats the expert" in line]
 
     assert said(better) == ["yes: on NMT Post beats the expert: 0.50 (paper 0.60)"]
-    assert said(better, worse) == ["no: on NMT Post beats the expert: 0.50, 1.50 (paper 0.60, 0.60)"]
+    assert said(better, worse) == ["no, in 1 of 2 rows: on NMT Post beats the expert: 0.50, 1.50 (paper 0.60, 0.60)"]
     assert said() == ["not measured: on NMT Post beats the expert"]
     metis = result(2, Metis=3.0, expert=4.0)
     lines = [line for line in claim_lines(judge(Reproduction(paper, EFFORT, (metis,)))) if "on NMT Metis" in line]

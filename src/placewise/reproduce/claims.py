@@ -31,6 +31,7 @@ class Verdict:
 
     text: str
     holds: bool | None  # None: it was not measured
+    num_holding: int  # rows in which it holds
     ours: dict[str, float]  # by row's label
     paper: dict[str, float]
     why_not: str
@@ -223,8 +224,8 @@ def _judge(claim: Claim, reproduction: Reproduction) -> Verdict:
     results = [r for r in reproduction.results if not claim.families or r.row.family in claim.families]
     ours = {r.row.label: ratio for r in results if (ratio := found_ratio(r, claim.of, claim.to)) is not None}
     paper = {r.row.label: ratio for r in results if (ratio := reported_ratio(r.row, claim.of, claim.to)) is not None}
-    holds = all(claim.least <= ratio < claim.below for ratio in ours.values()) if ours else None
-    return Verdict(claim.text, holds, ours, paper, claim.why_not)
+    num_holding = sum(claim.least <= ratio < claim.below for ratio in ours.values())
+    return Verdict(claim.text, num_holding == len(ours) if ours else None, num_holding, ours, paper, claim.why_not)
 
 
 def found_ratio(result: Result, of: str, to: str) -> float | None:

@@ -68,6 +68,11 @@ def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
     """Yields a line for each claim: whether it holds, the figures, and why not."""
     for verdict in verdicts:
         word = {True: "yes", False: "no", None: "not measured"}[verdict.holds]
+        word += (
+            f", in {verdict.num_holding} of {len(verdict.ours)} rows"
+            if verdict.holds is False and verdict.num_holding
+            else ""
+        )
         said = f"{word}: {verdict.text}: {_figures(verdict)}" if verdict.ours else f"{word}: {verdict.text}"
         yield said if verdict.holds is not False or not verdict.why_not else f"{said}. We think: {verdict.why_not}"
 
