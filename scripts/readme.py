@@ -33,7 +33,7 @@ def results(page: str) -> dict[str, dict[str, str]]:
         if cells[0] == "row":
             header = cells
         elif header and " on " in cells[0] and len(cells) == len(header):
-            found[cells[0]] = dict(zip(header, cells, strict=True))
+            found.setdefault(cells[0], dict(zip(header, cells, strict=True)))  # the first table that has the row
     return found
 
 
