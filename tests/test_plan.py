@@ -98,6 +98,30 @@ def test_a_saved_plan_is_the_same_when_loaded(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
+def test_a_plan_holds_under_another_name_of_the_graph(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One step is `Sequential` in Python and `my_project.train:step` on the command line."""
+    graph, cluster, plan = (str(files / name) for name in ("graph.json", "cluster.toml", "plan.json"))
+    assert main(["place", graph, "--cluster", cluster, "--budget", "1", "-o", plan]) == 0
+    (files / "graph.json").write_text(json.dumps({**tiny_data(), "name": "the same"}))
+    assert main(command(files)) == 0
+    data = tiny_data()
+    data["tensors"][0]["nbytes"] += 1
+    (files / "graph.json").write_text(json.dumps(data))
+    capsys.readouterr()
+    assert "is for another graph" in refused(command(files), capsys)
+
+
+def test_another_kind_of_file_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "plan.json").write_text((files / "graph.json").read_text())
+    assert "plan.json: format must be 'placewise-plan', it is 'placewise-graph'" in refused(command(files), capsys)
+
+
+def test_a_file_must_have_a_name(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = command(files)
+    arguments[-1] = ""
+    assert "must be the name of a file" in refused(arguments, capsys)
+
+
 BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"format": "placewise-graph"}, "format must be 'placewise-plan'"),
     ({"version": 2}, "version must be 1"),

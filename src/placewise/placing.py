@@ -15,7 +15,7 @@ from placewise.core.contracts import Evaluator
 from placewise.core.errors import InputError, NothingFits
 from placewise.core.graph import Graph
 from placewise.core.grouping import COLOCATED
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.execute.measured import Measure
@@ -256,7 +256,7 @@ def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Sc
     return Plan(
         placement=problem.expand(schedule.placement),
         order=None if is_program else tuple(schedule.order.tolist()),
-        graph_digest=problem.graph.untimed_digest,
+        graph_digest=digest_of_graph(problem.graph),
         cluster=problem.cluster.name,
         strategy=request.strategy,
         parameters=_parameters(request),

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ MAX_INT = 2**63 - 1
 
 def read_bytes(path: str | Path, error: type[InputError]) -> bytes:
     """Returns the file's bytes, unpacked where it is gzipped."""
+    if not str(path):
+        raise error("'': must be the name of a file")
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -86,17 +88,25 @@ def _umask() -> int:
 
 
 class Table:
-    """One table of a file while it is read: every wrong field is an error that names the file, the element and the rule."""
+    """One table of a file while it is read: every wrong field is an error that names the file, the element and the rule.
 
-    __slots__ = ("element", "error", "fields")
+    Fields that are not known are refused at once; those of a file's first table by `kind_of_file`, for of another kind of
+    file it says that.
+    """
 
-    def __init__(self, element: str, fields: Any, known: Iterable[str], error: type[InputError]) -> None:
+    __slots__ = ("element", "error", "fields", "known")
+
+    def __init__(self, element: str, fields: Any, known: Collection[str], error: type[InputError]) -> None:
         self.element, self.error = element, error
         if not isinstance(fields, Mapping):
             raise self.wrong(f"must be a table of fields, it is {describe(fields)}")
-        if extra := sorted(set(fields) - set(known)):
-            raise self.wrong(f"has no field {extra[0]!r}; the fields are {', '.join(known)}")
-        self.fields = fields
+        self.fields, self.known = fields, known
+        if "format" not in known:
+            self._check_known()
+
+    def _check_known(self) -> None:
+        if extra := sorted(set(self.fields) - set(self.known)):
+            raise self.wrong(f"has no field {extra[0]!r}; the fields are {', '.join(self.known)}")
 
     def wrong(self, rule: str) -> InputError:
         """Returns the error that says this rule does not hold."""
@@ -156,9 +166,10 @@ class Table:
         return value
 
     def kind_of_file(self, kind: str, version: int, *, optional: bool = False) -> None:
-        """Checks the fields format and version."""
+        """Checks the fields format and version, and that all others are known."""
         if (found := self.get("format", kind if optional else ...)) != kind:
             raise self.wrong(f"format must be {kind!r}, it is {describe(found)}")
+        self._check_known()
         if (number := self.get("version", version if optional else ...)) != version or isinstance(number, bool):
             raise self.wrong(f"version must be {version}, it is {describe(number)}")
 

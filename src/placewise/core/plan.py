@@ -3,7 +3,7 @@
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.errors import InputError, PlanError
 from placewise.core.files import Table, describe, parse_json, read_bytes, write_bytes
+from placewise.core.graph import Graph
 from placewise.core.problem import Problem
 
 FORMAT, VERSION = "placewise-plan", 1
@@ -85,17 +86,26 @@ class Plan:
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
-        known = (problem.graph.digest, problem.graph.untimed_digest)  # a plan does not depend on what was measured
+        graph = problem.graph
+        known = (digest_of_graph(graph), graph.untimed_digest, graph.digest)  # older plans hold the latter
         if self.graph_digest is not None and self.graph_digest not in known:
             raise PlanError(
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
-                f"that of {problem.graph.name!r} is {problem.graph.digest[:12]}..."
+                f"that of {graph.name!r} is {known[0][:12]}..."
             )
         try:
             placement = problem.contract(self.placement)
             return placement, None if self.order is None else problem.check_order(np.array(self.order, np.int64))
         except InputError as rule:
             raise PlanError(f"{source}: {rule}") from None
+
+
+def digest_of_graph(graph: Graph) -> str:
+    """Returns what a plan knows its graph by: all that a placement can depend on, neither its name nor measured times.
+
+    One step has several names: that of its class in Python, that of its function on the command line.
+    """
+    return replace(graph, name="").untimed_digest
 
 
 def _parse(data: Any, source: str) -> Plan:
