@@ -1,6 +1,7 @@
 """The evaluator that measures: it survives whatever a placement does, and its runs resume."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from builders import tiny_cluster, tiny_graph
 from measuring import Ending, broken, no_memory, three_steps
 
 from placewise.cli import main
-from placewise.core.errors import InputError, NothingFits
+from placewise.core.errors import ExecutionError, InputError, NothingFits
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.cached import Cached
@@ -91,6 +92,15 @@ def test_a_step_that_can_not_travel_is_refused(failures: list[str]) -> None:
         measured(lambda: None, failures)
 
 
+def test_a_step_of_the_callers_own_script_is_refused(failures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It travels by name, and the process that measures has another `__main__`."""
+    mine = type("Mine", (), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", mine, raising=False)
+    rule = r"can't load what it needs \(.*Mine.*\): define models, losses and evaluators in a module"
+    with measured(mine, failures) as evaluate, pytest.raises(InputError, match=rule):
+        evaluate(ALL)
+
+
 # --- in the worker ---
 
 
@@ -114,7 +124,7 @@ def test_no_memory_is_a_failing_time_and_a_mistake_is_not() -> None:
     found = runner(no_memory)(ALL[:2])
     assert found.overflow_bytes.tolist() == [1, 1]
     assert np.isinf(found.step_seconds).all()
-    with pytest.raises(RuntimeError, match="a mistake"):
+    with pytest.raises(ExecutionError, match="tiny: an op of the step fails: RuntimeError: a mistake"):
         runner(broken)(ALL[:1])
     assert is_out_of_memory(MemoryError())
 

@@ -29,6 +29,25 @@ from placewise.execute.examples import random_batch, real_step
 from placewise.report.measured import read_measured
 
 MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
+LOOKS_UP = """
+import torch
+from torch import nn
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+
+    def forward(self, words):
+        return self.words(words + 100)
+
+
+def step():
+    model = Words()
+    words = torch.zeros(4, dtype=torch.long)
+    return model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), (words, words)
+"""
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 
 
@@ -222,6 +241,17 @@ def test_closing_ends_the_threads() -> None:
     assert threading.active_count() < before
 
 
+def test_a_closed_step_is_refused() -> None:
+    """Its threads have ended: it would wait for them for ever."""
+    model, optimizer, batch = small()
+    train_step = compiled(captured(model, optimizer, batch))
+    train_step(batch)
+    train_step.close()
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match="is closed"):
+            train_step(batch)
+
+
 # --- plans ---
 
 
@@ -321,8 +351,28 @@ def test_run_refuses(files: tuple[str, str], tmp_path: Path, capsys: pytest.Capt
     rest = ["--cluster", cluster, "--plan", plan]
     assert "placement has" in refused(["run", "cifar-cnn:batch=2", *rest], capsys)
     assert "--together: needs a --profile" in refused(["run", MODEL, *rest, "--together"], capsys)
+    with pytest.raises(SystemExit) as refusal:
+        main(["run", MODEL, *rest, "--seed", "9" * 30])
+    assert refusal.value.code == 2
+    capsys.readouterr()
     if not torch.cuda.is_available():
         assert "has 2 GPUs, this machine has 0" in refused(["run", MODEL, "--cluster", "2xK80", "--plan", plan], capsys)
+
+
+def test_an_op_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks up the 100th of 5 words, which only a real step finds out."""
+    (tmp_path / "looks_up.py").write_text(LOOKS_UP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_cluster(cpu_cluster(), "cpus.toml")
+    plan_of(real_step("looks_up:step"), lambda name: "cpu:0").save("plan.json")
+    given = ["looks_up:step", "--cluster", "cpus.toml"]
+    message = refused(["run", *given, "--plan", "plan.json", "--trace", "trace.json"], capsys)
+    assert "looks_up:step: an op of the step fails: IndexError: index out of range" in message
+    assert "an op of the step fails: IndexError" in refused(["place", *given, "--measure", "-o", "found.json"], capsys)
+    assert not any(map(Path.exists, map(Path, ("trace.json", "found.json"))))
 
 
 def test_tokens_of_a_random_batch_are_within_the_vocabulary() -> None:

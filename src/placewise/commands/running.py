@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from placewise.commands.common import CLUSTER_HELP, check_writable, command, positive_argument, print_json
+from placewise.commands.common import CLUSTER_HELP, check_writable, command, count_argument, positive_argument, print_json
 from placewise.commands.profiling import add_profile_options, add_virtual_option
-from placewise.core.errors import InputError
+from placewise.core.errors import InputError, PlacewiseError
 
 
 def add_run(commands: Any) -> None:
@@ -21,7 +21,7 @@ def add_run(commands: Any) -> None:
     parser.add_argument(
         "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the weights and the batch (0)")
+    parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of the weights and the batch (0)")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -35,6 +35,7 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.execute.compiling import compile_placement
     from placewise.execute.examples import random_batch, real_step
     from placewise.execute.machine import real_devices
+    from placewise.execute.measured_worker import step_failure
     from placewise.execute.measuring import measure_steps
     from placewise.report.trace import write_trace
 
@@ -44,6 +45,10 @@ def _run(options: argparse.Namespace) -> None:
     train_step = compile_placement(predicted.problem, predicted.placement, predicted.order, step, devices)
     try:
         found = measure_steps(train_step, predicted, random_batch(step, options.seed), options.steps)
+    except PlacewiseError:
+        raise
+    except Exception as problem:
+        raise step_failure(options.model, problem) from problem
     finally:
         train_step.close()
     if options.trace:

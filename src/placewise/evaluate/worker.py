@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator
-from placewise.core.errors import PlacewiseError
+from placewise.core.errors import InputError, PlacewiseError
+from placewise.core.files import one_line
 
 Make = Callable[[], Evaluator]
 Answer = Evaluation | Exception | None  # None: the worker is here; an exception is for the caller to raise
@@ -59,13 +60,24 @@ class Worker:
         """Returns the evaluation of a part; for no part, makes the evaluator and says that it is here."""
         try:
             if self._evaluator is None:
-                self._evaluator = pickle.loads(self._factory)()
+                self._evaluator = _load(self._factory)()
             if part is None:
                 return None
             orders = None if part.orders is None else part.orders.unpack()
             return self._evaluator(part.placements.unpack(), orders)
         except Exception as error:
             return _presentable(error)
+
+
+def _load(factory: bytes) -> Make:
+    try:
+        make: Make = pickle.loads(factory)
+    except (AttributeError, ImportError) as problem:  # it was of the caller's script or notebook, which is not run again
+        raise InputError(
+            f"a worker can't load what it needs ({one_line(problem)}): define models, losses and evaluators in a module "
+            "that can be imported"
+        ) from problem
+    return make
 
 
 def serve(connection_fd: int, factory_fd: int) -> None:

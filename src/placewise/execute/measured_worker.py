@@ -12,7 +12,8 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import ExecutionError, NothingFits, PlacewiseError
+from placewise.core.files import one_line
 from placewise.core.problem import Problem
 from placewise.execute.measured import Measure
 
@@ -94,12 +95,14 @@ class Runner:
             times, peaks = self.run_steps(
                 self.captured, self.problem.cluster, names, order, how.warm_up, how.steps, how.virtual
             )
-        except (MemoryError, RuntimeError) as problem:
+        except PlacewiseError:
+            raise
+        except Exception as problem:
             if "CUDA error" in str(problem):  # the GPU's context is lost, and only a new process gets another
                 print(f"placewise: {problem}", file=sys.stderr)
                 os._exit(1)
             if not is_out_of_memory(problem):
-                raise
+                raise step_failure(self.problem.graph.name, problem) from problem
             del problem  # with it go the frames, and what they hold
         else:
             devices = self.problem.cluster.devices
@@ -107,6 +110,13 @@ class Runner:
             return float(np.median(times)), overflow
         _give_memory_back()
         return float("inf"), 1
+
+
+def step_failure(name: str, problem: Exception) -> PlacewiseError:
+    """Returns what the error of an op means for who wants the step to run: it does not fit, or it can't be run."""
+    if is_out_of_memory(problem):
+        return NothingFits(f"{name}: the step runs out of memory: {one_line(problem)}")
+    return ExecutionError(f"{name}: an op of the step fails: {type(problem).__name__}: {one_line(problem)}")
 
 
 def is_out_of_memory(problem: BaseException) -> bool:

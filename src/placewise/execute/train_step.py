@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from placewise.capture.training import CapturedStep
+from placewise.core.errors import ExecutionError
 from placewise.execute.gates import Alarm
 from placewise.execute.lanes import Lanes, LaneWriter
 from placewise.execute.machine import RealDevice
@@ -80,6 +81,8 @@ class TrainStep:
         return writer.write()
 
     def _run(self, lanes: Lanes, batch: Any, notes: Notes | None) -> Any:
+        if not self._team.close.alive:
+            raise ExecutionError("the train step is closed: compile the plan again")
         program = self.placed.values.program
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
