@@ -43,11 +43,14 @@ class Trial:
 
 def bench_measured(model: str, cluster: Cluster, trial: Trial) -> list[dict[str, Any]]:
     """Returns a row for each placement, and one with the median error and the rank correlation."""
+    plans = {path: Plan.load(path) for path in trial.plans}
     captured = real_step(model)
+    for path, plan in plans.items():
+        plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
     profile = measure_profile(captured, cluster, trial.virtual).profile
     problem = Problem.of(*apply_profile(captured, cluster, profile))
     rows = []
-    for name, schedule in _found(problem, profile, trial).items():
+    for name, schedule in _found(problem, trial, plans).items():
         rows.append({"placement": name, **_row(captured, problem, profile, schedule, trial)})
     ran = [row for row in rows if row["measured ms"] != "-"]
     errors = [abs(row["error %"]) for row in ran]
@@ -73,7 +76,7 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
-def _found(problem: Problem, profile: Profile, trial: Trial) -> dict[str, Schedule]:
+def _found(problem: Problem, trial: Trial, plans: Mapping[str, Plan]) -> dict[str, Schedule]:
     """Returns what each strategy finds, and each plan says, as the simulator's timeline of devices alone."""
     simulator, found = Simulator(problem), {}
     for name in trial.strategies:
@@ -84,8 +87,8 @@ def _found(problem: Problem, profile: Profile, trial: Trial) -> dict[str, Schedu
             continue  # this one does not suit the problem, or is not installed
         if outcome.placement is not None:
             found[name] = simulator.schedule(outcome.placement, outcome.order)
-    for path in trial.plans:
-        found[path] = simulator.schedule(*Plan.load(path).resolve(problem, path))
+    for path, plan in plans.items():
+        found[path] = simulator.schedule(*plan.resolve(problem, path))
     return found
 
 

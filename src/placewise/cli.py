@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
     try:
+        _check_not_empty(options)
         options.carry_out(options)
         sys.stdout.flush()
         return 0
@@ -63,6 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _check_not_empty(options: argparse.Namespace) -> None:
+    """Refuses empty words: an unset variable of a script, which would mean the default, or no file at all."""
+    for name, value in vars(options).items():
+        if value == "" or (isinstance(value, list) and "" in value):
+            raise InputError(f"{name.replace('_', '-')}: must not be empty")
 
 
 def _one_line(message: object) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from placewise.commands.common import (
     add_worker_options,
+    check_folder,
     check_writable,
     command,
     count_argument,
@@ -32,6 +33,8 @@ BENCHMARKS = {
     "suite": "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
     "scale-out": "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
 }
+
+MOST_NAMES = {"start": 0, "scale": 0, "execute": 0, "curve": 2}  # of those that take no list of models
 
 
 def add_bench(commands: Any) -> None:
@@ -69,6 +72,9 @@ def add_bench(commands: Any) -> None:
 def _bench(options: argparse.Namespace) -> None:
     from placewise import bench, bench_curve, bench_learning, bench_page
 
+    most = MOST_NAMES.get(options.what)
+    if most is not None and len(options.models) > most:
+        raise InputError(f"bench {options.what}: takes {most or 'no'} names, there are {len(options.models)}")
     if options.what == "rows":
         _bench_rows(options)
         return
@@ -145,7 +151,8 @@ def _bench_suite(options: argparse.Namespace) -> None:
     from placewise import bench_suite as bench
     from placewise.strategies import names_of
 
-    check_writable(options.output)
+    check_writable(options.output, options.run_file)
+    check_folder(options.plots)
     usual, clusters = bench.Suite(), tuple((options.clusters or "").split(","))
     suite = bench.Suite(
         bench.ALL_MODELS if options.models == ["all"] else tuple(options.models) or usual.models,

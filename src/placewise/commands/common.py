@@ -26,10 +26,21 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, allow_nan=False))
 
 
-def check_writable(path: str | None) -> None:
-    """Refuses an output file that can't be written before any work is done."""
-    if path is None:
-        return
+def check_writable(*paths: str | None) -> None:
+    """Refuses output files that can't be written, or would be written twice, before any work is done."""
+    from placewise.core.files import is_special
+
+    known: list[str] = []
+    for path in paths:
+        if path is None:
+            continue
+        _check_writable(path)
+        if (place := os.path.realpath(path)) in known and not is_special(path):
+            raise InputError(f"{path}: can't be written: two outputs have this name")
+        known.append(place)
+
+
+def _check_writable(path: str) -> None:
     from placewise.core.files import is_special
 
     folder = Path(path).absolute().parent
@@ -39,6 +50,19 @@ def check_writable(path: str | None) -> None:
         raise InputError(f"{path}: can't be written: there is no folder {folder}")
     if not os.access(path if is_special(path) else folder, os.W_OK):
         raise InputError(f"{path}: can't be written: you may not write to {folder}")
+
+
+def check_folder(path: str | None) -> None:
+    """Refuses a folder that files can't be written into; it may not be there yet."""
+    if path is None:
+        return
+    nearest = Path(path).absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not os.path.isdir(nearest):
+        raise InputError(f"{path}: can't be written: {nearest} is no folder")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"{path}: can't be written: you may not write to {nearest}")
 
 
 def count_argument(text: str) -> int:

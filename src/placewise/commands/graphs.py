@@ -56,8 +56,7 @@ def _import(options: argparse.Namespace) -> None:
     from placewise.core.files import read_bytes
     from placewise.core.graph_file import write_graph
 
-    check_writable(options.output)
-    check_writable(options.cluster_output)
+    check_writable(options.output, options.cluster_output)
     is_profile = pipedream.recognises(read_bytes(options.file, GraphError))
     graph = pipedream.read(options.file, merged=options.merged) if is_profile else read_any_graph(options.file)
     cluster = None

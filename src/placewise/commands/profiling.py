@@ -104,11 +104,18 @@ def share_argument(text: str) -> float:
     return value
 
 
+def check_busy(options: argparse.Namespace) -> None:
+    """Refuses a --busy that nothing would come of."""
+    if options.busy and options.profile is None:
+        raise InputError("--busy: needs a --profile, which says how much busy neighbours slow a device down")
+
+
 def load_timed(options: argparse.Namespace) -> "tuple[Graph, Cluster, Profile | None]":
     """Returns the graph of MODEL and the cluster, with measured times where there is a --profile, and the profile."""
     from placewise.capture.models import load_graph, load_step
     from placewise.core.cluster import Cluster
 
+    check_busy(options)
     cluster = Cluster.load(options.cluster)
     if options.profile is None:
         is_run = getattr(options, "measure", False)  # then a graph file is refused at once
@@ -141,8 +148,7 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.core.profile_file import write_profile
     from placewise.execute.profile import apply_profile, measure_profile
 
-    for path in (options.output, options.graph, options.cluster_out):
-        check_writable(path)
+    check_writable(options.output, options.graph, options.cluster_out)
     cluster = Cluster.load(options.cluster)
     captured = load_step(options.model)
     found = measure_profile(captured, cluster, dict(options.virtual))

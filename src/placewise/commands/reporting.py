@@ -38,6 +38,8 @@ def _report(options: argparse.Namespace) -> None:
     from placewise.report.page import write_page
 
     check_writable(options.output)
+    if os.path.realpath(options.output) in [os.path.realpath(path) for path in options.sources]:
+        raise InputError(f"{options.output}: can't be written: the page is made from it")
     shown = _of_runs(options) if _is_run_file(options.sources[0]) else _of_plans(options)
     write_page(shown, options.output)
     size = os.path.getsize(options.output)
@@ -133,7 +135,7 @@ def _of_runs(options: argparse.Namespace) -> "list[Shown]":
         if getattr(options, name) is not None:
             raise InputError(f"--{name}: is for plans, {path} is a run file")
     for number in numbers:
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > 18:
             raise InputError(f"{path}: is a run file: behind it stand numbers of runs, not {number!r}")
     with RunFile(path, create=False) as file:
         chosen = [int(number) for number in numbers] or [run.number for run in file.runs() if run.step_seconds is not None]

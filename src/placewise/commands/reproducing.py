@@ -5,7 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from placewise.commands.common import check_writable, command, positive_argument, print_json
+from placewise.commands.common import check_folder, check_writable, command, positive_argument, print_json
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,8 +62,10 @@ def _reproduce(options: argparse.Namespace) -> None:
     from placewise.reproduce.reproducing import Machines, reproduce, to_json, write_results
 
     paper = paper_of(options.what)
-    effort, families = _effort(paper, options), _families(paper, options.models)
-    check_writable(options.output)
+    effort = _effort(paper, options)
+    families = _families(paper, effort, options.models)
+    check_writable(options.output, options.run_file)
+    check_folder(options.plots)
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
     done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
     verdicts = [verdict.to_json() for verdict in judge(done)]
@@ -99,12 +101,17 @@ def _effort(paper: "Paper", options: argparse.Namespace) -> "Effort":
     )
 
 
-def _families(paper: "Paper", text: str | None) -> tuple[str, ...]:
-    known = tuple(dict.fromkeys(row.family for row in paper.rows))
+def _families(paper: "Paper", effort: "Effort", text: str | None) -> tuple[str, ...]:
+    from placewise.reproduce.reproducing import rows_of
+
+    known = tuple(dict.fromkeys(row.family for row in rows_of(paper, effort)))
     wanted = tuple(text.split(",")) if text else ()
     for name in wanted:
         if name not in known:
-            raise InputError(f"--models: {paper.name} has no model {name!r}; its models are {', '.join(known)}")
+            raise InputError(
+                f"--models: {paper.name} has no model {name!r}{' in its quick version' if effort.is_quick else ''}; "
+                f"its models are {', '.join(known)}"
+            )
     return wanted
 
 

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from placewise.commands.common import CLUSTER_HELP, check_writable, command, count_argument, positive_argument, print_json
-from placewise.commands.profiling import add_profile_options, add_virtual_option
+from placewise.commands.profiling import add_profile_options, add_virtual_option, check_busy
 from placewise.core.errors import InputError, PlacewiseError
 
 
@@ -31,6 +31,7 @@ def _run(options: argparse.Namespace) -> None:
     check_writable(options.trace)
     if options.together and (options.profile is None or options.busy):
         raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
+    check_busy(options)
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
     from placewise.execute.compiling import compile_placement
     from placewise.execute.examples import random_batch, real_step

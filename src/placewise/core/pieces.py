@@ -6,6 +6,7 @@ from dataclasses import replace
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError
 
+MOST_PIECES = 256  # every two of them get a link
 INSIDE_LATENCY_SECONDS = 5e-6  # of a copy between two pieces of one device: a launch inside its own memory
 
 
@@ -18,8 +19,8 @@ def cut_devices(cluster: Cluster, pieces: Mapping[str, int]) -> Cluster:
     for name, count in pieces.items():
         if name not in cluster.device_names:
             raise ClusterError(f"there is no device {name!r} to cut; the devices are {', '.join(cluster.device_names)}")
-        if count < 1:
-            raise ClusterError(f"device {name!r}: must be cut into at least 1 piece, it is {count}")
+        if not 1 <= count <= MOST_PIECES:
+            raise ClusterError(f"device {name!r}: must be cut into 1 to {MOST_PIECES} pieces, it is {count}")
     made: list[tuple[Device, Device]] = []  # a piece, and the whole that it is of
     next_of: dict[str, int] = {}
     for whole in cluster.devices:
