@@ -381,6 +381,8 @@ def test_calibrated_from_the_command_line(capsys: pytest.CaptureFixture[str], mo
 @pytest.mark.usefixtures("tiny")
 def test_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["reproduce", "post", "--quick", "--run-file", str(tmp_path / "runs.db")]
-    assert "post has no model 'vgg'; its models are net-2, net-4" in refused([*command, "--models", "vgg"], capsys)
+    assert "post has no model 'vgg' in its quick version; its models are net-2, net-4" in refused(
+        [*command, "--models", "vgg"], capsys
+    )
     assert "there is no folder" in refused([*command, "-o", str(tmp_path / "no" / "results.json")], capsys)
     assert list(tmp_path.iterdir()) == []
