@@ -326,6 +326,12 @@ def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
     texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert texts[0] == "<b> & co"
     assert {"evaluations spent", "best step so far, seconds", "Post 0.5 s", "expert 2 s"} <= {*texts}
+    far = Found("cpu-only", (9.0,), 1, histories=(((1, 0.0, 9.0),),))
+    texts = [
+        e.text or ""
+        for e in ElementTree.fromstring(draw("far", lines_of({**result(Post=0.5).found, "CPU": far}, 100), None, 100))
+    ]
+    assert "above: CPU 9 s" in texts
     assert ElementTree.fromstring(draw("nothing", [], None, 1)) is not None
     write_figures(Reproduction(TINY, EFFORT, (result(Post=0.5), result(4))), tmp_path / "new")
     assert [path.name for path in sorted((tmp_path / "new").iterdir())] == ["post-nmt-2-2-gpus.svg"]

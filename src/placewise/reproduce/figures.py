@@ -22,10 +22,11 @@ LEVEL_COLOUR = "#888888"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 210, 44, 54  # pixels, at least this high; margins
 NUM_POINTS = 240  # of a line
 LABEL_PIXELS = 15  # from one label to the next
+FAR = 5.0  # times the best: a level that is further is named below the picture, for it would press all else together
 FEW = 20  # evaluations up to which a strategy has answered at once: a level, not a line
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Line:
     """A strategy in a picture: its best step seconds so far by evaluations spent; NaN before it has any."""
 
@@ -117,6 +118,7 @@ def _best_so_far(history: Sequence[tuple[int, float, float]], at: Floats) -> Flo
 
 def draw(title: str, lines: Sequence[Line], bound_seconds: float | None, evaluations: int) -> str:
     """Returns a picture with logarithmic axes; names from outside are escaped."""
+    lines, far = _near(lines)
     values = [value for line in lines for value in (*line.low, *line.high) if not math.isnan(value)]
     values += [bound_seconds] if bound_seconds else []
     if not values:
@@ -129,9 +131,19 @@ def draw(title: str, lines: Sequence[Line], bound_seconds: float | None, evaluat
     for line, colour in sorted(zip(lines, colours, strict=True), key=lambda pair: not pair[0].is_level):
         parts += _drawn(line, colour, grid(evaluations), x, y)
     parts += _labels(lines, colours, y)
+    if far:
+        names = ", ".join(f"{escape(line.name)} {line.middle[-1]:.3g} s" for line in far)
+        parts.append(f'<text x="{LEFT}" y="38" fill="#555" font-size="11">above: {names}</text>')
     style = "font-family:sans-serif;font-size:12px;background:#fff"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" style="{style}">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *parts, "</svg>\n"])
+
+
+def _near(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
+    """Returns the lines to draw, and the levels that are too far from the best."""
+    best = min((float(line.middle[-1]) for line in lines if not math.isnan(line.middle[-1])), default=0.0)
+    far = [line for line in lines if line.is_level and line.middle[-1] > FAR * best]
+    return [line for line in lines if line not in far], far
 
 
 def _colours(lines: Sequence[Line]) -> list[str]:
@@ -202,9 +214,8 @@ def _labels(lines: Sequence[Line], colours: Sequence[str], y: Axis) -> list[str]
         height = max(min(wanted, room + LABEL_PIXELS * position), at_least)
         at_least = height + LABEL_PIXELS
         colour, edge, line = colours[i], WIDTH - RIGHT, lines[i]
-        parts.append(
-            f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}h10" fill="none" stroke="{colour}" stroke-width="3"/>'
-        )
+        parts.append(f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}" fill="none" stroke="{colour}"/>')
+        parts.append(f'<path d="M{edge + 12} {height:.1f}h11" stroke="{colour}" stroke-width="3"/>')
         text = f"{escape(line.name)} {line.middle[-1]:.3g} s"
         parts.append(f'<text x="{edge + 27}" y="{height + 4:.1f}">{text}</text>')
     return parts
