@@ -174,7 +174,9 @@ def _median(found: Found | None) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.3f}" if seconds < 10 else f"{seconds:.1f}"
+    if seconds is None:
+        return "-"
+    return f"{seconds:.4f}" if seconds < 0.1 else f"{seconds:.3f}" if seconds < 10 else f"{seconds:.1f}"
 
 
 def _ratio(ratio: float | None) -> str:
