@@ -660,7 +660,7 @@ def test_what_a_function_of_the_user_can_do_wrong(
 
 
 def test_other_wrong_models(user_module: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="No module named 'nowhere'"):
+    with pytest.raises(ModelError, match=r"No module named 'nowhere'$"):
         models.load_graph("nowhere:step")
     with pytest.raises(ModelError, match=r"is neither a file, nor package\.module:function"):
         models.load_graph("no such model")

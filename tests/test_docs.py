@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import placewise as pw
-from placewise.cli import COMMANDS
+from placewise.cli import COMMANDS, main
 from placewise.strategies import FAMILIES, STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -108,7 +108,7 @@ def test_code_of_a_guide_is_code_of_an_example(guide: Path) -> None:
         assert code in examples, code
 
 
-def test_the_step_of_the_guide_can_be_placed() -> None:
+def test_the_step_of_the_guide_can_be_placed_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (DOCS / "guides" / "place-your-model.md").read_text(encoding="utf-8")
     code = re.search(r'^```python title="my_project/train.py"\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
     assert code is not None
@@ -116,6 +116,13 @@ def test_the_step_of_the_guide_can_be_placed() -> None:
     exec(compile(code[1], "my_project/train.py", "exec"), names)
     plan = pw.place(pw.capture(*names["step"]()), pw.Cluster.load("4090+3060"), strategy="gpu-only")
     assert plan.fits
+    (tmp_path / "guided.py").write_text(code[1], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["detect", "--cpus", "2", "-o", "here.toml"]) == 0
+    given = ["guided:step", "--cluster", "here.toml"]
+    assert main(["place", *given, "--budget", "2", "-o", "plan.json"]) == 0
+    assert main(["run", *given, "--plan", "plan.json", "--steps", "1"]) == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())

@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import importlib
 import json
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,7 @@ from placewise.capture.models import load_step
 from placewise.capture.step import TrainingStep
 from placewise.cli import main
 from placewise.core.cluster_file import write_cluster
-from placewise.core.errors import ExecutionError, PlanError
+from placewise.core.errors import ExecutionError, PlacewiseError, PlanError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.execute.benchmark import hand_overs, launches, two_branches
@@ -274,6 +276,34 @@ def test_a_plan_compiles() -> None:
     assert {type(s).__name__ for s in train_step.placed.instructions.steps} == {"Run", "Copy", "Free"}
     with pytest.raises(PlanError, match="there is no device 'cpu:1'"):
         plan.compile(step, cpu_cluster(1))
+
+
+def test_a_plan_that_was_saved_on_the_command_line_compiles_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step is called `branches:step` there, and by its class here."""
+    (tmp_path / "branches.py").write_text(LOOKS_UP.replace(" + 100", ""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    write_cluster(cpu_cluster(), "cpus.toml")
+    assert main(["place", "branches:step", "--cluster", "cpus.toml", "--budget", "1", "-o", "plan.json"]) == 0
+    parts = importlib.import_module("branches").step()
+    assert Plan.load("plan.json").compile(pw.capture(*parts), "cpus.toml")(parts[3]).isfinite()
+
+
+def test_what_is_no_step_is_refused() -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    with pytest.raises(
+        PlacewiseError, match=re.escape("step must be what placewise.capture returns, or a Graph, it is a Sequential")
+    ):
+        pw.place(model, cpu_cluster(), evaluations=1)  # type: ignore[arg-type]
+    with pytest.raises(ExecutionError, match=re.escape("step must be what placewise.capture returns, it is a Graph")):
+        pw.place(step, "laptop", evaluations=1).compile(step.graph)
+    with pytest.raises(PlacewiseError, match=re.escape("model must be a torch.nn.Module, it is a function")):
+        pw.capture(lambda x: x, nn.MSELoss(), optimizer, batch)  # type: ignore[arg-type]
+    with pytest.raises(PlacewiseError, match=re.escape("optimizer must be a torch.optim.Optimizer or None, it is a type")):
+        pw.capture(model, nn.MSELoss(), torch.optim.Adam, batch)  # type: ignore[arg-type]
 
 
 def test_device_maps() -> None:

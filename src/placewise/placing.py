@@ -75,7 +75,7 @@ def budget_of(
 
 def place(
     step: "CapturedStep | Graph",
-    cluster: Cluster,
+    cluster: Cluster | str,
     *,
     strategy: str = DEFAULT_STRATEGY,
     evaluations: int | None = None,
@@ -92,11 +92,15 @@ def place(
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster; NothingFits where none fits.
 
+    A cluster may be given by its name: a preset, or a file.
     Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
     ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With
     `measure` placements are run on this machine and not simulated; without a budget it is 60 of them then.
     """
-    graph = step if isinstance(step, Graph) else step.graph
+    graph = step if isinstance(step, Graph) else getattr(step, "graph", None)
+    if not isinstance(graph, Graph):
+        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
+    cluster = Cluster.load(cluster) if isinstance(cluster, str) else cluster
     problem = Problem.of(graph, cluster, grouping)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
+
+from placewise.core.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -29,3 +32,12 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer | None
     batch: Any
     micro_batches: int = 1
+
+    def __post_init__(self) -> None:
+        for name, kind, is_right in (
+            ("model", "a torch.nn.Module", isinstance(self.model, nn.Module)),
+            ("loss_fn", "a function or None", self.loss_fn is None or callable(self.loss_fn)),
+            ("optimizer", "a torch.optim.Optimizer or None", isinstance(self.optimizer, (torch.optim.Optimizer, NoneType))),
+        ):
+            if not is_right:
+                raise CaptureError(f"{name} must be {kind}, it is a {type(getattr(self, name)).__name__}")

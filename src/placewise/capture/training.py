@@ -1,6 +1,8 @@
 """From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
 
 import gc
+import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -244,8 +246,9 @@ def _located(problem: Exception, recorder: Recorder) -> CaptureError:
 
 
 def user_frame(problem: BaseException) -> str:
-    """Returns 'file.py:12' of the innermost frame outside of torch and placewise, or ''."""
-    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    """Returns 'file.py:12' of the innermost frame outside of torch, placewise and Python's importing, or ''."""
+    folders = (Path(torch.__file__).parent, Path(inspect.getfile(importlib)).parent, Path(__file__).parents[1])
+    libraries = (*map(str, folders), "<")
     for frame in reversed(traceback.extract_tb(problem.__traceback__)):
         if not frame.filename.startswith(libraries):
             return f"{Path(frame.filename).name}:{frame.lineno}"

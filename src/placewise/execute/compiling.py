@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
+from placewise.core.errors import ExecutionError
 from placewise.core.plan import Plan
 from placewise.core.presets import PRESETS
 from placewise.core.problem import Problem
@@ -17,12 +18,16 @@ from placewise.execute.values import Values
 
 
 def compile_plan(
-    plan: Plan, step: CapturedStep, cluster: Cluster | None = None, virtual: Mapping[str, int] | None = None
+    plan: Plan, step: CapturedStep, cluster: Cluster | str | None = None, virtual: Mapping[str, int] | None = None
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
 
     Without a cluster it is the preset that the plan names, or this machine as `placewise detect` describes it.
     """
+    if not isinstance(step, CapturedStep):
+        raise ExecutionError(f"step must be what placewise.capture returns, it is a {type(step).__name__}")
+    if isinstance(cluster, str):
+        cluster = Cluster.load(cluster)
     if cluster is None:
         cluster = Cluster.load(plan.cluster) if plan.cluster in PRESETS and plan.cluster else Cluster.detect()
     problem = Problem.of(step.graph, cluster)
