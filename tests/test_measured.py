@@ -20,7 +20,7 @@ from placewise.evaluate.cached import Cached
 from placewise.execute.measured import Measure, Measured
 from placewise.execute.measured_worker import Runner, is_out_of_memory
 from placewise.placing import Request, budget_of, make_plan, open_judge, predict, requested, run, specify
-from placewise.search import Budget
+from placewise.search import Budget, Progress
 from placewise.store import RunFile
 
 ALL = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1]])  # none, one, two and three groups on device 1
@@ -176,6 +176,26 @@ def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures
     assert len(make.lines()) == 8
     with RunFile(file) as runs:
         assert requested(runs.runs()[0].specification).measure == Measure()
+
+
+def test_a_stopped_batch_keeps_what_was_measured(tmp_path: Path, failures: list[str]) -> None:
+    """`random` proposes all 8 at once. It is stopped after 3; the 5 others are measured when it goes on."""
+    problem, file, make = tiny_problem(), tmp_path / "runs.db", Ending(tmp_path / "ran")
+    asked = request("random", 8)
+
+    def stop(progress: Progress) -> None:
+        if progress.evaluations == 3:
+            raise KeyboardInterrupt
+
+    with measured(make, failures) as evaluate:
+        outcome = run(problem, asked, evaluate, run_file=file, on_step=stop)
+        assert (outcome.status, outcome.evaluations, len(make.lines())) == ("stopped", 3, 3)
+        assert outcome.step_seconds == min(1.0 + line.count("1") for line in make.lines())
+        resumed = run(problem, asked, evaluate, run_file=file)
+        assert len(make.lines()) == 8
+        whole = run(problem, asked, evaluate)
+    assert resumed.history == whole.history
+    assert make.lines()[:8] == make.lines()[8:]
 
 
 def test_measured_and_simulated_runs_are_told_apart() -> None:

@@ -90,9 +90,8 @@ def place(
     run_file: str | Path | None = None,
     measure: Measure | None = None,
 ) -> Plan:
-    """Returns the best plan that a strategy finds for a step on a cluster; NothingFits where none fits.
+    """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits where none fits.
 
-    A cluster may be given by its name: a preset, or a file.
     Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
     ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With
     `measure` placements are run on this machine and not simulated; without a budget it is 60 of them then.
@@ -206,6 +205,7 @@ def _search(
         bound_seconds=None if limit is None else limit.seconds,
         record=record,
         on_step=on_step,
+        at_once=1 if request.measure else None,  # a measurement takes long: none is lost, and the clock is looked at
     )
 
 

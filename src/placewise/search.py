@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -118,14 +118,16 @@ def search(
     bound_seconds: float | None = None,
     record: Record | None = None,
     on_step: Callable[[Progress], None] | None = None,
+    at_once: int | None = None,
 ) -> Outcome:
     """Returns what a strategy finds within a budget; the same for the same seed, whatever the evaluator's workers.
 
     A batch that passes the budget of evaluations is cut there, so that equal budgets are equal. With a record the steps in
-    it are replayed first, as if the search had never stopped. Ctrl-C ends the search with what it has.
+    it are replayed first, as if the search had never stopped. Ctrl-C ends the search with what it has. `at_once` is how
+    many placements of a batch are judged and recorded at once (None: all), for evaluators that take long for each.
     """
     best, spent, sitting = _Best(), 0, _Sitting(evaluator, record)
-    proposals = strategy.search(problem, np.random.default_rng(seed))
+    proposals = _in_parts(strategy.search(problem, np.random.default_rng(seed)), at_once)
     evaluation: Evaluation | None = None
     status: str | None = None
     try:
@@ -187,6 +189,21 @@ class _Sitting:
         return True
 
 
+def _in_parts(proposals: Generator[Proposal, Evaluation, None], rows: int | None) -> Generator[Proposal, Evaluation, None]:
+    """Gives each proposal in parts of so many rows; the strategy gets the evaluation of the whole."""
+    whole: Evaluation | None = None
+    try:
+        while (proposal := _ask(proposals, whole)) is not None:
+            count = len(proposal.placements)
+            parts = range(0, max(count, 1), rows or max(count, 1))  # one without rows is a part, too
+            found = []
+            for first in parts:
+                found.append((yield _rows(proposal, slice(first, first + parts.step))))
+            whole = Evaluation(*map(np.concatenate, zip(*found, strict=True)))
+    finally:
+        proposals.close()
+
+
 def _ask(proposals: Any, evaluation: Evaluation | None) -> Proposal | None:
     try:
         proposal: Proposal = proposals.send(evaluation)
@@ -210,11 +227,16 @@ def _limit(budget: Budget, best: _Best, spent: int, seconds: float, bound_second
 
 def _cut(proposal: Proposal, rows: int | None) -> Proposal:
     """Returns the first rows of a proposal."""
-    if rows is None or len(proposal.placements) <= rows:
-        return proposal
+    return proposal if rows is None else _rows(proposal, slice(rows))
+
+
+def _rows(proposal: Proposal, rows: slice) -> Proposal:
+    """Returns some rows of a proposal; one order for all rows stays one."""
     orders = proposal.orders
+    if rows.stop >= len(proposal.placements) and not rows.start:
+        return proposal
     return Proposal(
-        proposal.placements[:rows], orders if orders is None or len(orders) == 1 else orders[:rows], proposal.notes
+        proposal.placements[rows], orders if orders is None or len(orders) == 1 else orders[rows], proposal.notes
     )
 
 
