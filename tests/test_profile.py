@@ -1,8 +1,12 @@
 """The profiler on this machine's CPUs: signatures, values, times, links, contention and what the commands make of them."""
 
 import json
+import time
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,10 @@ from placewise.core.presets import preset
 from placewise.core.problem import Problem
 from placewise.core.profile import Contention, Profile, ProfiledDevice
 from placewise.core.profile_file import read_profile
+from placewise.execute.clocks import Clock, run_on
+from placewise.execute.gates import Stopped
 from placewise.execute.links import fit
+from placewise.execute.machine import RealDevice
 from placewise.execute.profile import apply_profile, measure_profile
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import op_calls
@@ -113,6 +120,29 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
     assert all(1e6 < link.bytes_per_second < 1e13 for link in found.profile.links)
     assert all(len(factors) == 2 for factors in vars(found.profile.contention["cpu"]).values())
     assert graph.untimed_digest == step.graph.digest
+
+
+def test_an_interrupted_measurement_ends_with_the_stretch_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the thread that waits; the one that measures has 100 s of work left."""
+    begun, ends = Event(), []
+
+    def interrupted(*_: object) -> None:
+        begun.wait()
+        raise KeyboardInterrupt
+
+    def measure(clock: Clock) -> None:
+        begun.set()
+        for _ in range(10_000):
+            try:
+                clock.seconds(partial(time.sleep, 0.01), 1)
+            except Stopped:
+                ends.append("stopped")
+                return
+
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_on(RealDevice("cpu:0", "cpu", 1), measure)
+    assert ends == ["stopped"]
 
 
 def test_a_line_is_fitted_through_copies() -> None:

@@ -114,7 +114,7 @@ def _runs(options: argparse.Namespace) -> None:
     rows = [
         (
             *(run.number, run.specification.model, run.specification.cluster, run.specification.strategy),
-            *(run.specification.seed, run.status, f"{run.evaluations:,}"),
+            *(run.specification.seed, "unfinished" if run.status == "running" else run.status, f"{run.evaluations:,}"),
             "-" if run.step_seconds is None else seconds(run.step_seconds),
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         )

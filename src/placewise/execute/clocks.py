@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from placewise.core.profile import Timing
+from placewise.execute.gates import Stopped
 from placewise.execute.machine import RealDevice
 
 Found = TypeVar("Found")
@@ -51,13 +52,16 @@ class Repeatable(Protocol):
 
 
 class CpuClock:
-    """Times work on this thread."""
+    """Times work on this thread, until another one stops it."""
 
     launch_seconds = 0.0
     most_runs = 1000
+    is_stopped = False
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
+        if self.is_stopped:
+            raise Stopped
         start = time.perf_counter()
         for _ in range(times):
             run()
@@ -116,8 +120,13 @@ def alike(device: RealDevice) -> tuple[str, int, int]:
 def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
     """Returns what is measured with a device's clock, where its ops would run: on its cores, or on its stream."""
     if not device.is_gpu:
+        clock = CpuClock()
         with own_thread(device) as thread:
-            return thread.submit(measure, CpuClock()).result()
+            measured = thread.submit(measure, clock)
+            try:
+                return measured.result()
+            finally:
+                clock.is_stopped = True  # Ctrl-C comes here: the thread must not go on with the next ops
     from placewise.execute.green_contexts import stream_of
 
     stream = stream_of(device)
