@@ -1,0 +1,45 @@
+"""A GPT that fits no device: it trains with the plan that auto finds, and stays within every device's memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from executed import cpu_cluster
+
+from placewise.core.errors import NothingFits
+from placewise.core.problem import Problem
+from placewise.execute.compiling import compile_placement
+from placewise.execute.examples import random_batch, real_step
+from placewise.execute.machine import real_devices
+from placewise.execute.measuring import measure_steps
+from placewise.placing import place
+from placewise.simulate.simulator import Simulator
+
+MODEL = "gpt:layers=4,hidden=64,heads=2,length=32,batch=4,vocab=300,dropout=0,micro_batches=2"
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_a_gpt_trains_on_devices_with_less_than_half_of_what_it_needs() -> None:
+    torch.manual_seed(0)
+    step = real_step(MODEL)
+    roomy = cpu_cluster(3)
+    alone = Problem.of(step.graph, roomy)
+    needed = Simulator(alone, "program").measure(np.zeros((1, alone.num_groups), np.int64)).peak_bytes[0, 0]
+    cap = int(0.45 * needed)
+    capped = replace(roomy, devices=tuple(replace(device, memory_bytes=cap) for device in roomy.devices))
+
+    with pytest.raises(NothingFits):
+        place(step, replace(capped, devices=capped.devices[:1], links=()), strategy="gpu-only")
+    plan = place(step, capped, evaluations=20)
+    problem = Problem.of(step.graph, capped)
+    placement, order = plan.resolve(problem)
+    predicted = Simulator(problem).schedule(placement, order)
+    train_step = compile_placement(problem, placement, order, step, real_devices(capped))
+    batch = random_batch(step)
+    losses = [float(train_step(batch)) for _ in range(5)]
+    measured = measure_steps(train_step, predicted, batch, 1)
+    train_step.close()
+    assert losses[-1] < losses[0]
+    assert (measured.schedule.peak_bytes <= cap).all()
+    assert measured.schedule.peak_bytes.max() > cap / 2  # it does need the room
