@@ -450,7 +450,7 @@ def test_a_measured_trace_stands_beside_the_plan(files: Path) -> None:
         ([PLANS[0]], "round-robin.json: is a plan: its page needs --graph"),
         ([PLANS[0], "--graph", "graph.json"], "round-robin.json: is a plan: its page needs --cluster"),
         (["nothing.json", *PROBLEM], "nothing.json: there is no such file"),
-        (["graph.json", *PROBLEM], "graph.json: has no field"),
+        (["graph.json", *PROBLEM], "graph.json: format must be 'placewise-plan'"),
         (["runs.db", "x"], "runs.db: is a run file: behind it stand numbers of runs, not 'x'"),
         (["runs.db", "7"], "runs.db: there is no run 7; the runs are: 1, 2"),
         (["runs.db", "--graph", "graph.json"], "--graph: is for plans, runs.db is a run file"),
