@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,16 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import tiny_cluster, tiny_graph
 from evaluators import Dying, Failing, Sums, Telling, kill, killer
+from measuring import Ending
 from simulated import random_order, random_placements, random_step
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator
 from placewise.core.errors import InputError, PlacewiseError, ProblemError
+from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.factory import SimulatorFactory
 from placewise.evaluate.on_ray import OnRay
-from placewise.placing import Request, run
+from placewise.execute.measured import Measure, MeasuredFactory
+from placewise.placing import Request, open_judge, run
 from placewise.search import Budget, Progress
 from placewise.simulate.simulator import Simulator
 
@@ -189,4 +194,56 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.raises(InputError, match="workers must be at least 1, there are 0"),
         open_evaluator(step.problem, workers=0, ray="auto"),
     ):
+        pass
+
+
+@dataclass(frozen=True)
+class TellingItsMachine:
+    """Makes evaluators that say in a folder which node they are on, and wait until two have said so, a minute at most."""
+
+    folder: Path
+
+    def __call__(self) -> Evaluator:
+        return self.evaluate
+
+    def evaluate(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        (self.folder / f"{node}.{os.getpid()}").touch()
+        ends = time.monotonic() + 60
+        while len(list(self.folder.iterdir())) < 2 and time.monotonic() < ends:
+            threading.Event().wait(0.02)
+        return Sums()(placements, orders)
+
+
+@needs_ray
+def test_one_worker_on_each_machine(cluster: Any, tmp_path: Path) -> None:
+    """The cluster has two CPUs on each of its machines, so that two workers could be on one."""
+    with OnRay(TellingItsMachine(tmp_path), address=cluster.address, one_per_machine=True) as evaluate:
+        assert evaluate.workers == 2
+        evaluate(np.zeros((8, 3), np.int64))
+    nodes = [file.name.partition(".")[0] for file in tmp_path.iterdir()]
+    assert len(nodes) == len(set(nodes)) == 2
+    with pytest.raises(InputError, match=r"at most one on each machine of the Ray cluster \(2\), there are 3"):
+        OnRay(Sums, 3, cluster.address, one_per_machine=True)
+
+
+@needs_ray
+def test_measurements_on_machines_survive_what_placements_do(cluster: Any, tmp_path: Path) -> None:
+    """One group on device 1 has no memory, and two end the process that measures; the machines' workers go on."""
+    problem = Problem.of(tiny_graph(), tiny_cluster())
+    make = Ending(tmp_path / "ran", {1: "memory", 2: "crash"})
+    placements = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]])
+    there = MeasuredFactory(problem, make, "priority", 60.0)
+    with OnRay(there, address=cluster.address, one_per_machine=True) as evaluate:
+        found = evaluate(placements)
+    assert found.step_seconds.tolist() == [1.0, np.inf, np.inf, 4.0, 1.0, 4.0]
+    assert found.overflow_bytes.tolist() == [0, 5, 1, 0, 0, 0]
+
+
+def test_workers_that_measure_need_machines() -> None:
+    problem = Problem.of(tiny_graph(), tiny_cluster())
+    judge = open_judge(problem, Request(measure=Measure()), workers=2)
+    with pytest.raises(InputError, match="workers can be given with ray only"), judge:
         pass

@@ -128,16 +128,24 @@ def open_judge(
         with open_evaluator(problem, request.order, workers=workers, ray=ray) as evaluator:
             yield evaluator
         return
-    if workers is not None or ray is not None:
-        raise InputError("measure: one process measures, alone on the machine: workers and ray can't be given")
+    if workers is not None and ray is None:
+        raise InputError("measure: one process measures, alone on the machine: workers can be given with ray only")
     from placewise.evaluate.cached import Cached
-    from placewise.execute.measured import Measured
+    from placewise.execute.measured import Measured, MeasuredFactory
     from placewise.execute.measured_worker import RunnerFactory
     from placewise.execute.run_steps import run_steps
 
     make = RunnerFactory(request.model if step is None else step.step, problem, request.measure, run_steps)
-    with Measured(problem, make, request.order, request.measure.timeout_seconds, report) as measured:
-        yield Cached(measured)  # what was measured is not measured again
+    timeout_seconds = request.measure.timeout_seconds
+    if ray is None:
+        with Measured(problem, make, request.order, timeout_seconds, report) as measured:
+            yield Cached(measured)  # what was measured is not measured again
+        return
+    from placewise.evaluate.on_ray import OnRay
+
+    there = MeasuredFactory(problem, make, request.order, timeout_seconds)
+    with OnRay(there, workers, None if ray == "local" else ray, one_per_machine=True) as machines:
+        yield Cached(machines)
 
 
 def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from placewise.core.errors import InputError
-from placewise.evaluate.team import Died, Team
+from placewise.core.errors import InputError, PlacewiseError
+from placewise.evaluate.team import START_SECONDS, Died, Team
 from placewise.evaluate.worker import Answer, Make, Part, Worker
 
 KNOCK_SECONDS = 10.0
@@ -29,10 +29,18 @@ class OnRay(Team[Actor]):
 
     `address` names a cluster that exists ("auto" finds one on this machine); otherwise one is started on this machine, and
     shut down by `close`. Where this process is already connected to a cluster, that one is used and stays connected. There
-    are `workers` actors of one CPU each, by default as many as the cluster has CPUs.
+    are `workers` actors of one CPU each, by default as many as the cluster has CPUs; with `one_per_machine` each is on a
+    machine of its own, by default there is one on every machine.
     """
 
-    def __init__(self, make: Make, workers: int | None = None, address: str | None = None, attempts: int = 3) -> None:
+    def __init__(
+        self,
+        make: Make,
+        workers: int | None = None,
+        address: str | None = None,
+        attempts: int = 3,
+        one_per_machine: bool = False,
+    ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers must be at least 1, there are {workers}")
         try:
@@ -43,8 +51,13 @@ class OnRay(Team[Actor]):
         self._connects = not self._ray.is_initialized()
         if self._connects:
             self._connect(workers, address)
+        how: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        self._places: Any = None  # one on each machine, or anywhere
+        if one_per_machine:
+            workers = self._spread(workers)
+            how["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._places)
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))), attempts)
-        self._actor = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker)
+        self._actor = self._ray.remote(**how)(Worker)
         self._factory = self._ray.put(pickle.dumps(make, protocol=5))
         self._hire()
 
@@ -52,6 +65,12 @@ class OnRay(Team[Actor]):
         """Ends all workers and the connection, and with it a cluster that was started for it; not one that was there."""
         super().close()
         self._factory = None
+        if self._places is not None and self._ray.is_initialized():
+            self._ray.util.remove_placement_group(self._places)
+            self._places = None
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._connects and self._ray.is_initialized():
             self._ray.shutdown()
 
@@ -67,6 +86,20 @@ class OnRay(Team[Actor]):
         except (OSError, RuntimeError, ValueError, ImportError) as problem:
             reason = " ".join(str(problem).split())
             raise InputError(f"there is no Ray cluster to use at {address!r}: {reason}") from None
+
+    def _spread(self, workers: int | None) -> int:
+        """Returns the number of workers, for each of which a place is kept on a machine of its own."""
+        machines = sum(node["Alive"] for node in self._ray.nodes())
+        if workers is not None and workers > machines:
+            self._disconnect()
+            raise InputError(
+                f"workers must be at most one on each machine of the Ray cluster ({machines}), there are {workers}"
+            )
+        self._places = self._ray.util.placement_group([{"CPU": 1}] * (workers or machines), strategy="STRICT_SPREAD")
+        if not self._places.wait(START_SECONDS):
+            self._disconnect()
+            raise PlacewiseError(f"the Ray cluster has had no CPU free on each of its machines for {START_SECONDS:g} s")
+        return workers or machines
 
     def _start(self) -> Actor:
         return Actor(self._actor.remote(self._factory))

@@ -120,6 +120,20 @@ class Measured:
             self._pool(nothing)
 
 
+@dataclass(frozen=True, eq=False)
+class MeasuredFactory:
+    """Makes a Measured on another machine, with a worker process there."""
+
+    problem: Problem
+    make: Make
+    order: str
+    timeout_seconds: float
+
+    def __call__(self) -> Measured:
+        """Returns the evaluator."""
+        return Measured(self.problem, self.make, self.order, self.timeout_seconds)
+
+
 def _one_worker(make: Make) -> Pooled:
     try:
         return Pooled(make, workers=1, attempts=1)
