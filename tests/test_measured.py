@@ -245,7 +245,7 @@ def test_wrong_settings_are_refused() -> None:
         Measure(steps=0)
     assert budget_of("auto", None, None, is_measured=True) == Budget(60)
     with (
-        pytest.raises(InputError, match="workers and ray can't be given"),
+        pytest.raises(InputError, match="workers can be given with ray only"),
         open_judge(tiny_problem(), request("random", 1), workers=2),
     ):
         pass

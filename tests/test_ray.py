@@ -25,8 +25,8 @@ from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.factory import SimulatorFactory
 from placewise.evaluate.on_ray import OnRay
-from placewise.execute.measured import Measure, MeasuredFactory
-from placewise.placing import Request, open_judge, run
+from placewise.execute.measured import MeasuredFactory
+from placewise.placing import Request, run
 from placewise.search import Budget, Progress
 from placewise.simulate.simulator import Simulator
 
@@ -240,10 +240,3 @@ def test_measurements_on_machines_survive_what_placements_do(cluster: Any, tmp_p
         found = evaluate(placements)
     assert found.step_seconds.tolist() == [1.0, np.inf, np.inf, 4.0, 1.0, 4.0]
     assert found.overflow_bytes.tolist() == [0, 5, 1, 0, 0, 0]
-
-
-def test_workers_that_measure_need_machines() -> None:
-    problem = Problem.of(tiny_graph(), tiny_cluster())
-    judge = open_judge(problem, Request(measure=Measure()), workers=2)
-    with pytest.raises(InputError, match="workers can be given with ray only"), judge:
-        pass

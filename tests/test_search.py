@@ -131,6 +131,25 @@ def test_a_record_is_replayed_as_if_the_search_had_never_stopped() -> None:
     assert finished.history == once.history
 
 
+def test_a_record_made_in_parts_goes_on_in_others() -> None:
+    """Batches of 7 are recorded two at a time, then three, then whole, as on 2 machines, on 3, and in a simulator."""
+
+    class Batches(Endless):
+        def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+            while True:
+                yield Proposal(rng.integers(0, 2, (7, problem.num_groups)))
+
+    problem = chain()
+    simulator = Simulator(problem, "program", 1)
+    expected = search(problem, Batches(), simulator, budget=Budget(evaluations=30), seed=3)
+    record = Kept([])
+    for evaluations, at_once in ((9, 2), (20, 3), (30, None)):
+        budget = Budget(evaluations=evaluations)
+        found = search(problem, Batches(), simulator, budget=budget, seed=3, record=record, at_once=at_once)
+    assert [len(step.evaluation.cost) for step in record.kept] == [2, 2, 2, 1, 2, 3, 2, 3, 3, 1, 7, 2]
+    assert (found.step_seconds, found.evaluations) == (expected.step_seconds, 30)
+
+
 def test_replaying_does_not_count_against_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draw takes 1 s, so 10 s are 10 draws: also when 5 of them are drawn again to replay them."""
     clock = [0.0]

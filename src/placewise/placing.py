@@ -213,8 +213,13 @@ def _search(
         bound_seconds=None if limit is None else limit.seconds,
         record=record,
         on_step=on_step,
-        at_once=1 if request.measure else None,  # a measurement takes long: none is lost, and the clock is looked at
+        at_once=_num_machines(evaluator) if request.measure else None,  # measuring takes long: little is lost if it ends
     )
+
+
+def _num_machines(evaluator: Evaluator) -> int:
+    """Returns how many placements an evaluator measures at the same time."""
+    return int(getattr(getattr(evaluator, "evaluator", evaluator), "workers", 1))
 
 
 def specify(problem: Problem, request: Request) -> Specification:

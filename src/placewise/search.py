@@ -2,8 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -127,7 +128,8 @@ def search(
     many placements of a batch are judged and recorded at once (None: all), for evaluators that take long for each.
     """
     best, spent, sitting = _Best(), 0, _Sitting(evaluator, record)
-    proposals = _in_parts(strategy.search(problem, np.random.default_rng(seed)), at_once)
+    sizes = chain(sitting.recorded_sizes, repeat(at_once))
+    proposals = _in_parts(strategy.search(problem, np.random.default_rng(seed)), sizes)
     evaluation: Evaluation | None = None
     status: str | None = None
     try:
@@ -157,6 +159,11 @@ class _Sitting:
         self._recorded = list(record.steps()) if record is not None else []
         self._number = 0
         self._started = time.monotonic()
+
+    @property
+    def recorded_sizes(self) -> list[int]:
+        """How many placements each recorded step judged."""
+        return [len(step.evaluation.cost) for step in self._recorded]
 
     @property
     def seconds(self) -> float:
@@ -189,16 +196,18 @@ class _Sitting:
         return True
 
 
-def _in_parts(proposals: Generator[Proposal, Evaluation, None], rows: int | None) -> Generator[Proposal, Evaluation, None]:
-    """Gives each proposal in parts of so many rows; the strategy gets the evaluation of the whole."""
+def _in_parts(
+    proposals: Generator[Proposal, Evaluation, None], sizes: Iterator[int | None]
+) -> Generator[Proposal, Evaluation, None]:
+    """Gives each proposal in parts of the next sizes (None: all that is left); the strategy gets the whole's evaluation."""
     whole: Evaluation | None = None
     try:
         while (proposal := _ask(proposals, whole)) is not None:
-            count = len(proposal.placements)
-            parts = range(0, max(count, 1), rows or max(count, 1))  # one without rows is a part, too
-            found = []
-            for first in parts:
-                found.append((yield _rows(proposal, slice(first, first + parts.step))))
+            count, found, first = len(proposal.placements), list[Evaluation](), 0
+            while not found or first < count:  # one without rows is a part, too
+                last = first + (next(sizes) or count)
+                found.append((yield _rows(proposal, slice(first, last))))
+                first = last
             whole = Evaluation(*map(np.concatenate, zip(*found, strict=True)))
     finally:
         proposals.close()
