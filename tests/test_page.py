@@ -17,6 +17,7 @@ from placewise.bench import generated_graph
 from placewise.cli import main
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
+from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.core.shape import Shape
 from placewise.report.curves import MOST_POINTS, Curve, Point, curve_of, curve_of_progress, curve_of_steps
@@ -442,6 +443,14 @@ def test_a_measured_trace_stands_beside_the_plan(files: Path) -> None:
     assert main(["report", PLANS[0], *PROBLEM, "--measured", "trace.json", "-o", "page.html"]) == 0
     plan = data_of("page.html")["plans"][0]
     assert plan["measured"]["step_seconds"] == pytest.approx(plan["step_seconds"])
+
+
+def test_a_plan_whose_step_was_measured_says_so(files: Path) -> None:
+    """The timeline is the simulator's; a plan that was found by simulating has no such time."""
+    plan = dataclasses.replace(Plan.load(PLANS[0]), step_seconds=99.0, predicted_seconds=1.0)
+    plan.save("measured.json")
+    assert main(["report", "measured.json", PLANS[0], *PROBLEM, "-o", "page.html"]) == 0
+    assert [plan["measured_seconds"] for plan in data_of("page.html")["plans"]] == [99.0, None]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from placewise.bench import generated_graph, some_placements
 from placewise.bench_page import DRAWN, find_browser, hover_op, open_browser, open_page, page_speed, wait_until
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
+from placewise.placing import find_bound
 from placewise.report.curves import Point, curve_of, curve_of_progress
 from placewise.report.measured import read_measured
 from placewise.report.page import write_page
@@ -250,6 +251,22 @@ def test_measured_lanes_can_be_hidden(page: Any) -> None:
     page.keyboard.press("]")
     settle(page)
     assert page.locator("#measured").is_hidden()
+
+
+def test_a_search_that_measured_shows_its_time_and_no_bound(browser: Any, tmp_path: Path) -> None:
+    together = schedule([0] * 6)
+    limit = find_bound(together.problem)
+    assert limit is not None
+    for name, real in (("measured", 99.0), ("simulated", None)):
+        found = ("heft", 0, 1, None, real)
+        shown = Shown(name, together, limit, rivals_of(together.problem), curve_of([(1, 21.0), (2, 20.0)]), *found)
+        write_page([shown], tmp_path / f"{name}.html")
+        page = browser.new_page()
+        page.goto((tmp_path / f"{name}.html").as_uri())
+        settle(page)
+        assert ("99 s" in page.locator("#figures").inner_text()) == (real is not None)
+        assert ("bound" in page.locator("#curves-legend").inner_text()) == (real is None)
+        page.close()
 
 
 def test_channels_can_be_hidden(page: Any) -> None:

@@ -58,8 +58,13 @@ def write_report(plan: "Plan", schedule: "Schedule", limit: "Bound | None", curv
     from placewise.report.page_data import Shown
     from placewise.report.rivals import rivals_of
 
-    found = (plan.strategy, plan.seed, plan.evaluations)
-    write_page([Shown("plan", schedule, limit, rivals_of(schedule.problem), curve, *found)], path)
+    found, real = (plan.strategy, plan.seed, plan.evaluations), _measured_seconds(plan)
+    shown = Shown("plan", schedule, limit, rivals_of(schedule.problem), curve, *found, measured_seconds=real)
+    write_page([shown], path)
+
+
+def _measured_seconds(plan: "Plan") -> float | None:
+    return None if plan.predicted_seconds is None else plan.step_seconds
 
 
 def _is_run_file(path: str) -> bool:
@@ -112,7 +117,7 @@ def _of_plans(options: argparse.Namespace) -> "list[Shown]":
     return [
         Shown(
             *(label, simulator.schedule(*found), limit, rivals, curve_of(plan.history)),
-            *(plan.strategy, plan.seed, plan.evaluations, measured),
+            *(plan.strategy, plan.seed, plan.evaluations, measured, _measured_seconds(plan)),
         )
         for label, plan, found in zip(_labels(options.sources), plans, resolved, strict=True)
     ]
@@ -168,4 +173,5 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
         yield Shown(
             *(f"run {run.number}", Simulator(problem, said.order).schedule(*best), *context(problem)),
             *(curve_of_steps(steps), said.strategy, said.seed, run.evaluations),
+            measured_seconds=run.step_seconds if said.measured else None,
         )

@@ -44,7 +44,8 @@ class Shown:
     strategy: str | None = None
     seed: int | None = None
     evaluations: int | None = None
-    measured: Measured | None = None
+    measured: Measured | None = None  # the trace of a step that was run
+    measured_seconds: float | None = None  # the step's time where the search measured it
 
 
 def page_data(shown: Sequence[Shown]) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def _plan(plan: Shown, number: int) -> dict[str, Any]:
         "at_peak": _at_peak(schedule, pieces),
         "curve": _curve(plan.curve),
         "measured": None if plan.measured is None else _measured(plan.measured),
+        "measured_seconds": plan.measured_seconds,
     }
 
 

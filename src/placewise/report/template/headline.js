@@ -16,8 +16,8 @@ function showHeadline() {
 
 function figures(plan, problem, step) {
   const rows = [];
-  if (plan.measured) {
-    const real = plan.measured.step_seconds;
+  const real = plan.measured ? plan.measured.step_seconds : plan.measured_seconds;
+  if (real) {
     rows.push(["measured", seconds(real), `${real >= step ? "+" : "−"}${percent(Math.abs(real / step - 1))} of predicted`]);
   }
   const { alone, expert_seconds: expert, bound_seconds: bound } = problem;

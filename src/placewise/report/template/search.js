@@ -35,8 +35,13 @@ function showCurves() {
   byId("curves-legend").replaceChildren(
     ...found.slice(0, 12).map(({ number, plan }) => key(colour(number), found.length > 1 ? nameOf(plan) : "best so far", "thin")),
     ...(hasAverage ? [key("var(--line)", "thin lines: average of what was tried", "thin")] : []),
-    ...(state.problem.bound_seconds ? [key(css("--ink"), `bound ${seconds(state.problem.bound_seconds)}`, "thin")] : []));
+    ...(boundOf(found) ? [key(css("--ink"), `bound ${seconds(boundOf(found))}`, "thin")] : []));
   drawCurves(found, colour);
+}
+
+/** Returns the bound, which holds for simulated times: nothing where a search has measured. */
+function boundOf(found) {
+  return found.some(({ plan }) => plan.measured_seconds) ? null : state.problem.bound_seconds;
 }
 
 function drawCurves(found, colour) {
@@ -44,7 +49,7 @@ function drawCurves(found, colour) {
   chart.setAttribute("viewBox", `0 0 ${width} ${CHART.height}`);
   const finite = (column) => Array.from(column).filter(Number.isFinite);
   const bests = found.flatMap(({ plan }) => finite(plan.curve.best));
-  const bound = state.problem.bound_seconds || Math.min(...bests);
+  const bound = boundOf(found) || Math.min(...bests);
   const low = Math.min(bound, ...bests), high = Math.max(low * 1.02, ...bests) + (Math.max(...bests) - low) * 0.08;
   const last = Math.max(...found.flatMap(({ plan }) => finite(plan.curve[axis])), 1e-9);
   const floor = Math.max(low - (high - low) * 0.06, 0);
@@ -61,7 +66,7 @@ function drawCurves(found, colour) {
   const marks = axis === "seconds" ? timeTicks(0, last, width / 130) : ticks(0, last, width / 130).found.map((at) => ({ at, label: count(at) }));
   for (const { at, label } of marks) chart.append(svg("text", { x: x(at), y: CHART.height - CHART.bottom + 20, "text-anchor": "middle" }, label));
   chart.append(svg("text", { x: width - CHART.right, y: CHART.height - 4, "text-anchor": "end" }, axis === "seconds" ? "search time" : "evaluations"));
-  if (state.problem.bound_seconds) chart.append(svg("path", { class: "bound", d: `M${CHART.left} ${y(bound)}H${width - CHART.right}` }));
+  if (boundOf(found)) chart.append(svg("path", { class: "bound", d: `M${CHART.left} ${y(bound)}H${width - CHART.right}` }));
   const lines = svg("g", { "clip-path": "url(#room)" });
   for (const { number, plan: { curve } } of found) {
     const stroke = colour(number), end = curve[axis].at(-1);
