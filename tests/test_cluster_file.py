@@ -339,7 +339,7 @@ def test_a_broken_file_is_one_line_and_code_2(
         ("9xK80", "9xK80: is neither a file nor a preset; the presets are 1xK40"),
         ("no/such/cluster.toml", "no/such/cluster.toml: is neither a file nor a preset"),
         ("c" * 5000, "is neither a file nor a preset"),
-        ("", ": is neither a file nor a preset"),
+        ("", "cluster: must not be empty"),
         (os.path.dirname(__file__), "tests: can't be read: Is a directory"),
     ],
     ids=["unknown", "missing", "too long", "empty", "folder"],

@@ -232,7 +232,7 @@ def test_curves_that_cannot_be_written_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert "can't be written: Not a directory" in refused([*PLACE, "--tensorboard", str(tmp_path / "file" / "x")], capsys)
+    assert "file is no folder" in refused([*PLACE, "--tensorboard", str(tmp_path / "file" / "x")], capsys)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert "pip install 'placewise[learned]'" in refused([*PLACE, "--tensorboard", str(tmp_path / "curves")], capsys)
     assert not (tmp_path / "curves").exists()

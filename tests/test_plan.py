@@ -8,6 +8,7 @@ import pytest
 from builders import refused, tiny_data
 
 from placewise.cli import main
+from placewise.core.errors import PlanError
 from placewise.core.plan import Plan
 
 CLUSTER = """
@@ -119,7 +120,9 @@ def test_another_kind_of_file_is_named(files: Path, capsys: pytest.CaptureFixtur
 def test_a_file_must_have_a_name(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(files)
     arguments[-1] = ""
-    assert "must be the name of a file" in refused(arguments, capsys)
+    assert "plan: must not be empty" in refused(arguments, capsys)
+    with pytest.raises(PlanError, match="must be the name of a file"):
+        Plan.load("")
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
