@@ -9,7 +9,9 @@ from placewise.bounds import bound
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
-from placewise.strategies.exact_model import Program, import_solver, longest_seconds
+from placewise.strategies.exact_logic import import_solver
+from placewise.strategies.exact_model import Program
+from placewise.strategies.exact_solving import longest_seconds, solve
 from placewise.strategies.sampling import single_placements
 
 ROUNDING = 1e-6  # relative: what rounding times down to the solver's units may hide
@@ -49,7 +51,7 @@ class Exact:
         program, seed = Program(problem, longest_seconds(problem)), int(rng.integers(2**31))
         spent, effort, status = 0.0, self.first_effort, "unknown"
         while spent < self.effort and status in ("unknown", "feasible"):
-            answer = program.solve(min(effort, self.effort - spent), seed, best.hint)
+            answer = solve(program, min(effort, self.effort - spent), seed, best.hint)
             spent, effort, status = spent + effort, 2 * effort, answer.status
             best.bound_seconds = max(best.bound_seconds, answer.bound_seconds)
             if answer.placement is not None and answer.order is not None:

@@ -1,13 +1,13 @@
 """Memory in the constraint program: at every launch, what is taken on a device fits."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from placewise.strategies.exact_logic import Literal
+
 if TYPE_CHECKING:
     from placewise.strategies.exact_model import Program
-
-Literal = Any  # a Boolean variable of ortools, its negation, or a constant: 0 or 1
 
 
 class Copy(NamedTuple):
@@ -28,7 +28,7 @@ def add_memory(program: "Program") -> None:
         resident = _resident(program, d)
         _fit(program, resident, memory)
         for n in program.ops:
-            made = [(root, program.all_of([alive[root, n], program.on[program.home[root]][d]])) for root in storages]
+            made = [(root, program.logic.all_of([alive[root, n], program.on[program.home[root]][d]])) for root in storages]
             copied = [(copy.tensor, _is_copy_alive(program, copy, n)) for copy in program.copies if copy.target == d]
             _fit(program, [*resident, *((int(tensors.nbytes[t]), literal) for t, literal in made + copied)], memory)
 
@@ -71,8 +71,8 @@ def _alive(program: "Program", root: int) -> list[Literal]:
     known, literals = _uses(program, root), []
     for n in program.ops:
         made = 1 if maker == n else program.before[maker, n]
-        uses = [program.all_of([use, 1 if k == n else program.before[n, k]]) for k, use in known]
-        literals.append(program.all_of([made, program.any_of([kept, *uses])]))
+        uses = [program.logic.all_of([use, 1 if k == n else program.before[n, k]]) for k, use in known]
+        literals.append(program.logic.all_of([made, program.logic.any_of([kept, *uses])]))
     return literals
 
 
@@ -86,7 +86,7 @@ def _uses(program: "Program", root: int) -> list[tuple[int, Literal]]:
         copies = [copy for copy in program.copies if copy.tensor == t]
         for k in sorted(set(graph.readers[t].tolist())):
             pairs = [pair for pair in program.both_on(program.group[k], program.home[t]) if pair is not None]
-            uses += [(k, program.all_of(pair)) for pair in pairs]
+            uses += [(k, program.logic.all_of(pair)) for pair in pairs]
             uses += [(k, program.first[k, copy]) for copy in copies if (k, copy) in program.first]
     return uses
 
@@ -95,5 +95,5 @@ def _is_copy_alive(program: "Program", copy: Copy, n: int) -> Literal:
     """Returns whether a copy is taken when an op is launched: a reader not later, and a reader then or later."""
     readers = program.copies[copy]
     here = {r: program.on[program.group[r]][copy.target] for r in readers}
-    later = program.any_of([program.all_of([here[r], 1 if r == n else program.before[n, r]]) for r in readers])
-    return program.all_of([program.is_launched_by(copy, n), later])
+    later = program.logic.any_of([program.logic.all_of([here[r], 1 if r == n else program.before[n, r]]) for r in readers])
+    return program.logic.all_of([program.is_launched_by(copy, n), later])

@@ -10,36 +10,16 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from placewise.core.arrays import Ints
-from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.simulate.tables import tensor_groups, unique_reads
-from placewise.strategies.exact_memory import Copy, Literal, add_memory
+from placewise.strategies.exact_logic import Literal, Logic, import_solver, negated
+from placewise.strategies.exact_memory import Copy, add_memory
 
 UNITS = 2**30  # that the longest step has
-
-
-class Answer(NamedTuple):
-    """What the solver found."""
-
-    status: str  # "optimal", "feasible", "infeasible", "unknown"
-    bound_seconds: float
-    placement: Ints | None  # [groups]
-    order: Ints | None  # [ops]
-
-
-def longest_seconds(problem: Problem) -> float:
-    """Returns a time that no step exceeds: all ops and all copies, each at its slowest, one after the other."""
-    _, tensors = unique_reads(problem.graph.ops.reads)
-    cluster, read = problem.cluster, np.unique(tensors)
-    slowest = problem.graph.tensors.nbytes[read] / cluster.bytes_per_second.min() + cluster.latency_seconds.max()
-    copies = (slowest.sum() + cluster.dispatch_seconds * len(read)) * (problem.num_devices - 1)
-    ops = np.where(problem.allowed[problem.op_groups], problem.op_seconds, 0.0).max(axis=1, initial=0.0)
-    return float(ops.sum() + problem.num_ops * cluster.dispatch_seconds + copies)
 
 
 @dataclass(eq=False)
@@ -50,9 +30,11 @@ class Program:
     longest: float
     unit: float = field(init=False)
     model: Any = field(init=False)
+    logic: Logic = field(init=False)
 
     def __post_init__(self) -> None:
         self.model = import_solver().CpModel()
+        self.logic = Logic(self.model)
         self.unit = self.longest / UNITS or 1.0
         self._add_times()
         self._add_copies()
@@ -81,9 +63,9 @@ class Program:
         forced = self._forced()
         for m, n in combinations(range(num_ops), 2):
             literal = 1 if (m, n) in forced else model.new_bool_var(f"before {m} {n}")
-            known[m, n], known[n, m] = literal, _negated(literal)
-            self._imply([literal], self.position[m] + 1 <= self.position[n])
-            self._imply([_negated(literal)], self.position[n] + 1 <= self.position[m])
+            known[m, n], known[n, m] = literal, negated(literal)
+            self.logic.imply([literal], self.position[m] + 1 <= self.position[n])
+            self.logic.imply([negated(literal)], self.position[n] + 1 <= self.position[m])
         return known
 
     @cached_property
@@ -124,7 +106,7 @@ class Program:
             for together in self.both_on(self.group[m], self.group[n]):
                 if together is not None:
                     for a, b in ((m, n), (n, m)):
-                        self._imply([*together, self.before[a, b]], self.start[b] >= self.end[a])
+                        self.logic.imply([*together, self.before[a, b]], self.start[b] >= self.end[a])
         for d in range(self.problem.num_devices):  # the same again, in the form that the solver reasons about
             intervals = [
                 self.model.new_optional_interval_var(
@@ -169,9 +151,9 @@ class Program:
             home = self.on[self.home[copy.tensor]][copy.target]
             there = [self.on[g][copy.target] for g in sorted({self.group[n] for n in readers})]  # all can be there
             for reader in there:
-                self._clause([_negated(reader), home, literal])
-            self._clause([literal.negated(), _negated(home)])
-            self.model.add_bool_or([_negated(literal), *there])
+                self.logic.clause([negated(reader), home, literal])
+            self.logic.clause([literal.negated(), negated(home)])
+            self.model.add_bool_or([negated(literal), *there])
             made[copy] = literal
         return made
 
@@ -240,14 +222,14 @@ class Program:
                 units = self._units(float(seconds))
                 by_channel[int(cluster.channels[a, copy.target])].append((copy, [made, at_home], units))
                 for n in readers:
-                    self._imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)
+                    self.logic.imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)
         for channel in sorted(by_channel):
             for (one, ones, one_units), (other, others, other_units) in combinations(by_channel[channel], 2):
                 if one != other:
                     is_first = self.earlier[one, other]
                     begin, other_begin = self.copy_start[one], self.copy_start[other]
-                    self._imply([*ones, *others, is_first], other_begin >= begin + one_units)
-                    self._imply([*ones, *others, is_first.negated()], begin >= other_begin + other_units)
+                    self.logic.imply([*ones, *others, is_first], other_begin >= begin + one_units)
+                    self.logic.imply([*ones, *others, is_first.negated()], begin >= other_begin + other_units)
 
     def _may_share(self, a: Copy, b: Copy) -> bool:
         """Returns whether two copies may be on one channel, or their order counts for the host."""
@@ -271,8 +253,8 @@ class Program:
             self._add_launch(self.start[n], count, dispatch, [])
         for copy in self.copies:
             others = [b for b in self.copies if b != copy]
-            earlier = [self.all_of([self.is_made[b], self.earlier[b, copy]]) for b in others]
-            ops = [_negated(self._has_reader_by(copy, n)) for n in self.ops]
+            earlier = [self.logic.all_of([self.is_made[b], self.earlier[b, copy]]) for b in others]
+            ops = [negated(self._has_reader_by(copy, n)) for n in self.ops]
             self._add_launch(self.copy_start[copy], 1 + sum(earlier) + sum(ops), dispatch, [self.is_made[copy]])
 
     def _add_launch(self, start: Any, count: Any, dispatch: float, when: list[Literal]) -> None:
@@ -283,10 +265,10 @@ class Program:
         key = (copy, n)
         if key not in self._reader_by:
             parts = [
-                self.all_of([self.on[self.group[r]][copy.target], 1 if r == n else self.before[r, n]])
+                self.logic.all_of([self.on[self.group[r]][copy.target], 1 if r == n else self.before[r, n]])
                 for r in self.copies[copy]
             ]
-            self._reader_by[key] = self.any_of(parts)
+            self._reader_by[key] = self.logic.any_of(parts)
         return self._reader_by[key]
 
     @cached_property
@@ -295,36 +277,7 @@ class Program:
 
     def is_launched_by(self, copy: Copy, n: int) -> Literal:
         """Returns whether a copy is launched not later than an op."""
-        return self.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
-
-    # --- solving ---
-
-    def solve(self, effort: float, seed: int, hint: tuple[Ints, Ints] | None) -> Answer:
-        """Returns what the solver finds with an amount of its own, repeatable measure of time (about seconds)."""
-        cp_model = import_solver()
-        solver = cp_model.CpSolver()
-        solver.parameters.max_deterministic_time = effort
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = seed
-        self.model.clear_hints()
-        if hint is not None:
-            placement, order = hint
-            for group, row in enumerate(self.on):
-                for d, literal in enumerate(row):
-                    if not isinstance(literal, int):
-                        self.model.add_hint(literal, int(placement[group]) == d)
-            for place, n in enumerate(order.tolist()):
-                self.model.add_hint(self.position[n], place)
-        status = solver.solve(self.model)
-        words = {cp_model.OPTIMAL: "optimal", cp_model.FEASIBLE: "feasible", cp_model.INFEASIBLE: "infeasible"}
-        word = words.get(status, "unknown")
-        bound = max(solver.best_objective_bound, 0.0) * self.unit if word != "infeasible" else 0.0
-        if word not in ("optimal", "feasible"):
-            return Answer(word, bound, None, None)
-        rows = [[0 if isinstance(literal, int) else solver.value(literal) for literal in row] for row in self.on]
-        placement = np.array(rows, np.int64).reshape(self.problem.num_groups, -1).argmax(axis=1)
-        order = np.argsort([solver.value(place) for place in self.position], kind="stable")
-        return Answer(word, bound, placement, order.astype(np.int64))
+        return self.logic.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
 
     # --- helpers ---
 
@@ -365,44 +318,3 @@ class Program:
 
     def _units(self, seconds: float) -> int:
         return int(seconds / self.unit)
-
-    def _imply(self, literals: list[Literal], constraint: Any) -> None:
-        """Adds a constraint that holds where all literals do."""
-        literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
-        if any(isinstance(one, int) for one in literals):
-            return
-        self.model.add(constraint).only_enforce_if(literals)
-
-    def _clause(self, literals: list[Literal]) -> None:
-        """Adds that one of the literals holds."""
-        if not any(isinstance(one, int) and one == 1 for one in literals):
-            self.model.add_bool_or([one for one in literals if not isinstance(one, int)])
-
-    def all_of(self, literals: list[Literal]) -> Literal:
-        """Returns a literal that is the conjunction."""
-        literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
-        if any(isinstance(one, int) for one in literals):
-            return 0
-        if len(literals) < 2:
-            return literals[0] if literals else 1
-        whole = self.model.new_bool_var("and")
-        self.model.add_bool_and(literals).only_enforce_if(whole)
-        self.model.add_bool_or([*(one.negated() for one in literals), whole])
-        return whole
-
-    def any_of(self, literals: list[Literal]) -> Literal:
-        """Returns a literal that is the disjunction."""
-        return _negated(self.all_of([_negated(one) for one in literals]))
-
-
-def _negated(literal: Literal) -> Literal:
-    return 1 - literal if isinstance(literal, int) else literal.negated()
-
-
-def import_solver() -> Any:
-    """Returns ortools' CP-SAT."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise StrategyError("strategy 'exact' needs ortools: pip install placewise[exact]") from None
-    return cp_model
