@@ -1,7 +1,5 @@
 """A compiled step gives bit for bit what eager PyTorch gives, wherever its ops run and in whatever order."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from executed import RandomNet, assert_runs_like_eager
@@ -12,18 +10,7 @@ from torch import nn
 
 from placewise.capture import zoo
 
-pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
-
-
-@pytest.fixture(autouse=True)
-def same_kernels() -> Iterator[None]:
-    """Plain ATen kernels on one thread, on both sides."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-    torch.set_num_threads(num_threads)
+pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
 
 
 @pytest.mark.parametrize("micro_batches", [1, 4])

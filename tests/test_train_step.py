@@ -6,7 +6,6 @@ import importlib
 import json
 import re
 import resource
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +49,7 @@ def step():
     words = torch.zeros(4, dtype=torch.long)
     return model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), (words, words)
 """
-pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
-
-
-@pytest.fixture(autouse=True)
-def same_kernels() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    with torch.backends.mkldnn.flags(enabled=False):
-        yield
-    torch.set_num_threads(num_threads)
+pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
 
 
 def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:

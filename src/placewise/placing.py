@@ -213,13 +213,8 @@ def _search(
         bound_seconds=None if limit is None else limit.seconds,
         record=record,
         on_step=on_step,
-        at_once=_num_machines(evaluator) if request.measure else None,  # measuring takes long: little is lost if it ends
+        at_once=getattr(evaluator, "workers", 1) if request.measure else None,  # measuring takes long: little is lost
     )
-
-
-def _num_machines(evaluator: Evaluator) -> int:
-    """Returns how many placements an evaluator measures at the same time."""
-    return int(getattr(getattr(evaluator, "evaluator", evaluator), "workers", 1))
 
 
 def specify(problem: Problem, request: Request) -> Specification:

@@ -10,6 +10,7 @@ from placewise.commands.common import (
     check_writable,
     command,
     count_argument,
+    how_to_go_on,
     positive_argument,
     print_json,
     seconds_argument,
@@ -175,8 +176,7 @@ def _bench_suite(options: argparse.Namespace) -> None:
     else:
         print(table(*bench.score_table(bench.scores(suite, done))))
     if not is_complete:
-        again = "the same command goes on" if options.run_file else "with --run-file it could go on"
-        print(f"placewise: stopped: this is what there is; {again}", file=sys.stderr)
+        print(f"placewise: stopped: this is what there is; {how_to_go_on(options)}", file=sys.stderr)
 
 
 def _show_found(judged: Any, name: str) -> None:

@@ -81,24 +81,28 @@ def positive_argument(text: str) -> int:
 
 def seconds_argument(text: str) -> float:
     """Returns seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be seconds above 0, it is {text!r}")
-    return value
+    return number_argument(text, "seconds above 0", lambda value: 0 < value < 1e9)
 
 
 def gap_argument(text: str) -> float:
     """Returns a gap of at least 0."""
+    return number_argument(text, "a number of at least 0", lambda value: 0 <= value < 1e9)
+
+
+def number_argument(text: str, rule: str, holds: Callable[[float], bool]) -> float:
+    """Returns a number for which a rule holds."""
     try:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, it is {text!r}")
+    if not holds(value):
+        raise argparse.ArgumentTypeError(f"must be {rule}, it is {text!r}")
     return value
+
+
+def how_to_go_on(options: argparse.Namespace) -> str:
+    """Returns what to do about a search that was stopped."""
+    return "the same command goes on" if options.run_file else "with --run-file it could go on"
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from placewise.commands.common import (
     check_writable,
     command,
     count_argument,
+    number_argument,
     positive_argument,
     print_json,
     seconds_argument,
@@ -95,13 +96,7 @@ def report_failure(line: str) -> None:
 
 def share_argument(text: str) -> float:
     """Returns a number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1, it is {text!r}")
-    return value
+    return number_argument(text, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def check_busy(options: argparse.Namespace) -> None:
@@ -120,13 +115,19 @@ def load_timed(options: argparse.Namespace) -> "tuple[Graph, Cluster, Profile | 
     if options.profile is None:
         is_run = getattr(options, "measure", False)  # then a graph file is refused at once
         return load_step(options.model).graph if is_run else load_graph(options.model), cluster, None
+    from placewise.execute.profile import apply_profile
+
+    profile = load_profile(options, cluster)  # refused before the model is captured
+    return *apply_profile(load_step(options.model), cluster, profile, options.busy), profile
+
+
+def load_profile(options: argparse.Namespace, cluster: "Cluster") -> "Profile":
+    """Returns the --profile, if it has times for all devices."""
     from placewise.core.profile_file import read_profile
 
     profile = read_profile(options.profile)
     profile.check_covers(cluster, options.profile)
-    from placewise.execute.profile import apply_profile
-
-    return *apply_profile(load_step(options.model), cluster, profile, options.busy), profile
+    return profile
 
 
 def add_profile(commands: Any) -> None:

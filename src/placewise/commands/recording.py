@@ -10,6 +10,7 @@ from placewise.commands.common import (
     add_worker_options,
     check_writable,
     command,
+    how_to_go_on,
     positive_argument,
     print_json,
 )
@@ -54,7 +55,7 @@ def conclude(
         if options.report:
             print(f"\n{options.report} shows it: open it in a browser")
         if outcome.status == "stopped":
-            again = "the same command goes on" if options.run_file else "with --run-file it could go on"
+            again = how_to_go_on(options)
             print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")
 
 

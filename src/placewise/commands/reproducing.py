@@ -5,7 +5,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from placewise.commands.common import check_folder, check_writable, command, positive_argument, print_json
+from placewise.commands.common import (
+    check_folder,
+    check_writable,
+    command,
+    how_to_go_on,
+    number_argument,
+    positive_argument,
+    print_json,
+)
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,13 +50,7 @@ def add_reproduce(commands: Any) -> None:
 
 def _factor(text: str) -> float:
     """Returns a factor above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number above 0 and below a million, it is {text!r}")
-    return value
+    return number_argument(text, "a number above 0 and below a million", lambda value: 0 < value < 1e6)
 
 
 def _reproduce(options: argparse.Namespace) -> None:
@@ -78,8 +80,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     else:
         _print(done, options)
     if not done.is_complete:
-        again = "the same command goes on" if options.run_file else "with --run-file it could go on"
-        print(f"placewise: stopped: this is what there is; {again}", file=sys.stderr)
+        print(f"placewise: stopped: this is what there is; {how_to_go_on(options)}", file=sys.stderr)
 
 
 def _calibrating(paper: "Paper") -> "Paper":

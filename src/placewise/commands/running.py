@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from placewise.commands.common import CLUSTER_HELP, check_writable, command, count_argument, positive_argument, print_json
-from placewise.commands.profiling import add_profile_options, add_virtual_option, check_busy
+from placewise.commands.profiling import add_profile_options, add_virtual_option, check_busy, load_profile
 from placewise.core.errors import InputError, PlacewiseError
 
 
@@ -68,11 +68,9 @@ def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any) ->
 
     graph, profile = step.graph, None
     if options.profile is not None:
-        from placewise.core.profile_file import read_profile
         from placewise.execute.profile import apply_profile
 
-        profile = read_profile(options.profile)
-        profile.check_covers(cluster, options.profile)
+        profile = load_profile(options, cluster)
         graph, cluster = apply_profile(step, cluster, profile, options.busy)
     problem = Problem.of(graph, cluster)
     placement, order = plan.resolve(problem, options.plan)

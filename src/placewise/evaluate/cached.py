@@ -28,6 +28,11 @@ class Cached:
         self.hits = self.misses = 0
         self._rows: OrderedDict[bytes, Row] = OrderedDict()  # least recently used first
 
+    @property
+    def workers(self) -> int:
+        """How many workers its evaluator has; 1 where it does not say."""
+        return int(getattr(self.evaluator, "workers", 1))
+
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch, the same as the evaluator's."""
         placements, orders = np.asarray(placements), None if orders is None else np.asarray(orders)

@@ -97,6 +97,7 @@ class OnRay(Team[Actor]):
             )
         self._places = self._ray.util.placement_group([{"CPU": 1}] * (workers or machines), strategy="STRICT_SPREAD")
         if not self._places.wait(START_SECONDS):
+            self._ray.util.remove_placement_group(self._places)
             self._disconnect()
             raise PlacewiseError(f"the Ray cluster has had no CPU free on each of its machines for {START_SECONDS:g} s")
         return workers or machines

@@ -1,0 +1,18 @@
+"""What several files of tests share."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def same_kernels() -> Iterator[None]:
+    """Plain ATen kernels on one thread, for eager code and ours."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+    torch.set_num_threads(num_threads)
