@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from placewise.capture.step import TrainingStep
 from placewise.capture.training import capture_step
 from placewise.core.problem import Problem
-from placewise.execute.copying import copy_window, copy_window_into
+from placewise.execute.copying import copy_window, copy_window_into, copy_window_over
 from placewise.execute.instructions import Copy, Run
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.measuring import measured_memory
@@ -60,11 +60,11 @@ class InstantStreams:
         assert self.is_gpu[device]
         return partial(setattr, self, "current", device)
 
-    def copy(self, source: int, target: int) -> Callable[[Tensor], Tensor]:
-        def copy(window: Tensor) -> Tensor:
+    def copy(self, source: int, target: int) -> Callable[..., Tensor]:
+        def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
             assert self.is_gpu[source] or any(window is pinned for pinned in self.pinned)
             self.current = -1
-            return copy_window_into(window, torch.empty_strided)
+            return copy_window_into(window, torch.empty_strided) if over is None else copy_window_over(window, over)
 
         return copy
 

@@ -16,6 +16,9 @@ def add_run(commands: Any) -> None:
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
     parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (10)")
     add_virtual_option(parser)
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="launch stretches of a GPU by one call each, for some more memory"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write the measured timeline as a Chrome trace, for ui.perfetto.dev")
     add_profile_options(parser)
     parser.add_argument(
@@ -43,9 +46,13 @@ def _run(options: argparse.Namespace) -> None:
     devices = real_devices(cluster, dict(options.virtual))
     step = real_step(options.model, options.seed)
     predicted = _predict(options, step, cluster, plan)
-    train_step = compile_placement(predicted.problem, predicted.placement, predicted.order, step, devices)
+    train_step = compile_placement(
+        predicted.problem, predicted.placement, predicted.order, step, devices, options.cuda_graphs
+    )
     try:
-        found = measure_steps(train_step, predicted, random_batch(step, options.seed), options.steps)
+        found = measure_steps(
+            train_step, predicted, random_batch(step, options.seed), options.steps, train_step.warm_up_steps
+        )
     except PlacewiseError:
         raise
     except Exception as problem:
@@ -54,7 +61,7 @@ def _run(options: argparse.Namespace) -> None:
         train_step.close()
     if options.trace:
         write_trace(found.schedule, options.trace, is_measured=True)
-    result = _result(found, predicted, any(device.is_gpu for device in devices))
+    result = _result(found, predicted, any(device.is_gpu for device in devices), train_step.num_graphed_ops)
     if options.json:
         print_json(result)
     else:
@@ -82,7 +89,7 @@ def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any) ->
     return schedule_together(problem, profile, placement, schedule.order)
 
 
-def _result(found: Any, predicted: Any, has_gpu: bool) -> dict[str, Any]:
+def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str, Any]:
     """Returns what was measured as plain data; CPU devices run ops on the threads that launch them: no host time there."""
     import numpy as np
 
@@ -94,6 +101,7 @@ def _result(found: Any, predicted: Any, has_gpu: bool) -> dict[str, Any]:
         "steps": found.step_seconds.tolist(),
         "host_seconds_per_launch": float(np.median(found.launch_seconds)) / max(launches, 1) if has_gpu else None,
         "launches": launches,
+        "launched_by_graphs": graphed,
         "predicted_peak_bytes": dict(zip(names, predicted.peak_bytes.tolist(), strict=True)),
         "peak_bytes": dict(zip(names, found.schedule.peak_bytes.tolist(), strict=True)),
         "allocated_bytes": found.allocated_bytes,
@@ -109,7 +117,8 @@ def _print(result: dict[str, Any], problem: Any) -> None:
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step, ", end="")
     print(f"median of {len(result['steps'])}; predicted {seconds(predicted)}{error}")
     if result["host_seconds_per_launch"] is not None:
-        print(f"host: {seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches")
+        graphs = f", {result['launched_by_graphs']:,} of them in CUDA graphs" if result["launched_by_graphs"] else ""
+        print(f"host: {seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches{graphs}")
     rows = []
     for name, ops in result["ops"].items():
         allocated = result["allocated_bytes"].get(name)

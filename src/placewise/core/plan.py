@@ -65,13 +65,17 @@ class Plan:
         """Returns the plan of a file; a PlanError names the file, the field and the rule that does not hold."""
         return _parse(parse_json(path, read_bytes(path, PlanError), PlanError), str(path))
 
-    def compile(self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None) -> Any:
+    def compile(
+        self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False
+    ) -> Any:
         """Returns the captured step as the plan places it, ready to run on this machine: `loss = train_step(batch)`.
 
         Without a cluster it is the preset that the plan names, or this machine. `virtual` cuts GPUs into devices:
-        {"cuda:0": 4}. `execute/train_step.py` says what the returned TrainStep does.
+        {"cuda:0": 4}. `cuda_graphs` launches stretches of a GPU by one call each, for some more memory (docs/execute.md).
+        `execute/train_step.py` says what the returned TrainStep does.
         """
-        return importlib.import_module("placewise.execute.compiling").compile_plan(self, step, cluster, virtual)
+        compiling = importlib.import_module("placewise.execute.compiling")
+        return compiling.compile_plan(self, step, cluster, virtual, cuda_graphs)
 
     def device_map(self, step: Any) -> dict[str, Any]:
         """Returns the plan of a captured step, or of a graph, for Hugging Face Accelerate: a device for each module.

@@ -30,7 +30,7 @@ CELLS = 60  # of the step with tiny tensors
 def bench_execute() -> list[dict[str, Any]]:
     """Returns the rows of the benchmark: seconds, what they are compared with, and the ratio."""
     rows = [two_branches(), launches("cpu"), hand_overs()]
-    return [*rows, launches("gpu")] if torch.cuda.is_available() else rows
+    return [*rows, launches("gpu"), launches("gpu", cuda_graphs=True)] if torch.cuda.is_available() else rows
 
 
 def two_branches(rounds: int = 40) -> dict[str, Any]:
@@ -51,11 +51,11 @@ def two_branches(rounds: int = 40) -> dict[str, Any]:
     return _row("two branches on two one-core devices, against one", *(min(found) for found in times.values()))
 
 
-def launches(kind: str, rounds: int = 30) -> dict[str, Any]:
+def launches(kind: str, rounds: int = 30, cuda_graphs: bool = False) -> dict[str, Any]:
     """Compares a launch in a compiled step, views and frees included, with the bare call of the same op in a loop."""
     step, cluster = _cells(), _cluster(kind, 1)
     problem = Problem.of(step.graph, cluster)
-    train_step = _compile(step, problem, np.zeros(problem.num_groups, np.int64))
+    train_step = _compile(step, problem, np.zeros(problem.num_groups, np.int64), cuda_graphs)
     calls = _bare_calls(train_step, step)
     batch = train_step.bring_home(step.step.batch)
 
@@ -70,7 +70,8 @@ def launches(kind: str, rounds: int = 30) -> dict[str, Any]:
             train_step.synchronize()
             plain.append(_seconds(loop))
             train_step.synchronize()
-    what = f"host time of a launch ({kind}, {len(calls):,} ops), against a plain loop"
+    how = ", CUDA graphs" if cuda_graphs else ""
+    what = f"host time of a launch ({kind}{how}, {len(calls):,} ops), against a plain loop"
     return _row(what, *(float(np.median(times)) / len(calls) for times in (compiled, plain)))
 
 
@@ -96,10 +97,10 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def _compile(step: CapturedStep, problem: Problem, placement: Ints) -> TrainStep:
+def _compile(step: CapturedStep, problem: Problem, placement: Ints, cuda_graphs: bool = False) -> TrainStep:
     devices = real_devices(problem.cluster)
     one_core_each = tuple(d if d.is_gpu else replace(d, threads=1, cores=d.cores[:1]) for d in devices)
-    return compile_placement(problem, placement, None, step, one_core_each)
+    return compile_placement(problem, placement, None, step, one_core_each, cuda_graphs)
 
 
 def _cluster(kind: str, count: int) -> Cluster:

@@ -1,6 +1,7 @@
 """From a plan to a step that runs."""
 
 from collections.abc import Mapping
+from functools import partial
 
 from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Ints
@@ -11,14 +12,17 @@ from placewise.core.presets import PRESETS
 from placewise.core.problem import Problem
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.machine import RealDevice, real_devices
-from placewise.execute.meetings import Streams
 from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
 from placewise.execute.values import Values
 
 
 def compile_plan(
-    plan: Plan, step: CapturedStep, cluster: Cluster | str | None = None, virtual: Mapping[str, int] | None = None
+    plan: Plan,
+    step: CapturedStep,
+    cluster: Cluster | str | None = None,
+    virtual: Mapping[str, int] | None = None,
+    cuda_graphs: bool = False,
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
 
@@ -32,21 +36,23 @@ def compile_plan(
         cluster = Cluster.load(plan.cluster) if plan.cluster in PRESETS and plan.cluster else Cluster.detect()
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem)
-    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual))
+    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
 
 
 def compile_placement(
-    problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep, devices: tuple[RealDevice, ...]
+    problem: Problem,
+    placement: Ints,
+    order: Ints | None,
+    step: CapturedStep,
+    devices: tuple[RealDevice, ...],
+    cuda_graphs: bool = False,
 ) -> TrainStep:
     """Returns the step with a placement [groups], launched in an order [ops] or in program order."""
     instructions = lower(problem, placement, order)
     placed = Placed(Values.of(step), instructions, tensor_devices(problem, placement), devices)
-    return TrainStep(step, placed, _streams(devices))
-
-
-def _streams(devices: tuple[RealDevice, ...]) -> Streams | None:
     if not any(device.is_gpu for device in devices):
-        return None
+        return TrainStep(step, placed)
     from placewise.execute.cuda import CudaStreams
+    from placewise.execute.cuda_graphs import CudaGraphs
 
-    return CudaStreams(devices)
+    return TrainStep(step, placed, CudaStreams(devices), partial(CudaGraphs, devices) if cuda_graphs else None)

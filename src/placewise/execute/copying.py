@@ -24,10 +24,24 @@ def copy_window_into(window: Tensor, empty: Empty) -> Tensor:
     """Returns the same window on a copy of its storage in new memory; the copy may still be under way."""
     if is_whole(window):
         return empty(window.size(), window.stride(), dtype=window.dtype).copy_(window, non_blocking=True)
-    storage = window.untyped_storage()
-    source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+    source = _bytes(window)
     made = empty(source.size(), (1,), dtype=torch.uint8).copy_(source, non_blocking=True)
     return same_window(made.untyped_storage(), window)
+
+
+def copy_window_over(window: Tensor, made: Tensor) -> Tensor:
+    """Copies a window's storage over that of an earlier copy, which it returns; the copy may still be under way."""
+    if is_whole(window):
+        made.copy_(window, non_blocking=True)
+    else:
+        _bytes(made).copy_(_bytes(window), non_blocking=True)
+    return made
+
+
+def _bytes(window: Tensor) -> Tensor:
+    """Returns the whole storage of a window."""
+    storage = window.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def share_window(copy: Tensor, window: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.execute.copying import copy_window_into
+from placewise.execute.copying import copy_window_into, copy_window_over
 from placewise.execute.green_contexts import stream_of
 from placewise.execute.machine import RealDevice
 from placewise.execute.notes import Notes
@@ -49,8 +49,11 @@ class CudaStreams:
         """Makes a device's stream the current one."""
         return _entering(self._streams[device,][0])
 
-    def copy(self, source: int, target: int) -> Callable[[Tensor], Tensor]:
-        """Copies a window's storage in the channel's stream; one of a CPU device must be pinned."""
+    def copy(self, source: int, target: int) -> Callable[..., Tensor]:
+        """Copies a window's storage in the channel's stream, over an earlier copy's where that is given.
+
+        One of a CPU device must be pinned.
+        """
         leaves, arrives = self._channel((source, target))
         enter_source, enter_target = _entering(leaves), _entering(arrives)
         from_gpu, to_gpu = self._devices[source].is_gpu, self._devices[target].is_gpu
@@ -58,11 +61,11 @@ class CudaStreams:
         memory = {"device": self._devices[target].torch_device} if to_gpu else {"device": "cpu", "pin_memory": True}
         empty = partial(torch.empty_strided, **memory)
 
-        def copy(window: Tensor) -> Tensor:
+        def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
             enter_source()
             if arrives is not leaves:
                 enter_target()
-            made = copy_window_into(window, empty)
+            made = copy_window_into(window, empty) if over is None else copy_window_over(window, over)
             if from_gpu:
                 window.record_stream(leaves)
             if reader is not None:

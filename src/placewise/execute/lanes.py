@@ -61,14 +61,17 @@ class LaneWriter:
                 case Copy():
                     self._copy_by_reader(number, step)
                 case Free():
-                    self.windows.free(step.tensor, step.device)
+                    self._free(self.windows.pop(step.tensor, step.device), step.device)
         for i, slot in enumerate(self.values.program.outputs):
-            storage = self.values.storages[slot]
-            device = self.homes[storage]
-            self._source(device).add(f"outputs[{i}] = {self.windows.find(slot, storage, device)}")
+            self._return(i, slot, self.homes[self.values.storages[slot]])
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
     def _source(self, device: int) -> Source:
+        """Returns where the lines of a device's ops go."""
+        return self._lane(device)
+
+    def _lane(self, device: int) -> Source:
+        """Returns the lane that launches for a device."""
         lane = HOST_LANE if self.placed.devices[device].is_gpu else device
         if lane not in self.sources:
             source = self.sources[lane] = Source("lane_host" if lane == HOST_LANE else f"lane_{lane}", PARAMETERS)
@@ -80,25 +83,43 @@ class LaneWriter:
     # --- ops ---
 
     def _run(self, number: int, step: Run) -> None:
-        source, call, device = self._source(step.device), self.values.op_calls[step.op], self.placed.devices[step.device]
+        source = self._lane(step.device)
         self.meetings.wait(number, source)
         for line in self.arrivals.pop(step.device, ()):
             source.add(line)
-        if self.streams is not None and device.is_gpu and self.entered != step.device:
-            source.add_call(f"enter_{step.device}", self.streams.enter(step.device))
-            self.entered = step.device
-        name_of = partial(self._argument, step.op, step.device)
-        expression = source.call(call, name_of, torch.device(device.torch_device))  # makes windows that it needs
-        targets = [self.windows.target(slot, self.values.storages[slot], step.device) for slot in call.results]
-        self._note_start(number, step.device)
-        source.assign(call, targets, expression)
-        self._note_end(number, step.device, [target for target in targets if target != "_"])
+        self._enter(step.device)
+        self._call(number, step)
         for tensor, base, target in self._posts.get(step.op, ()):
             window = self.windows.find(base, tensor, step.device)
             first = self.placed.copied_bases[tensor, target][0]
             pinned = self.placed.devices[target].is_gpu and base == first
             source.add(f"{self._mail(tensor, target, base)} = {f'pin({window})' if pinned else window}")
         self.meetings.tell(number, source)
+
+    def _enter(self, device: int) -> None:
+        """Makes a GPU's stream the current one."""
+        if self.streams is not None and self.placed.devices[device].is_gpu and self.entered != device:
+            self._lane(device).add_call(f"enter_{device}", self.streams.enter(device))
+            self.entered = device
+
+    def _call(self, number: int, step: Run) -> None:
+        """Adds the call of an op."""
+        source, call = self._source(step.device), self.values.op_calls[step.op]
+        torch_device = torch.device(self.placed.devices[step.device].torch_device)
+        expression = source.call(call, partial(self._argument, step.op, step.device), torch_device)  # makes windows
+        targets = [self.windows.target(slot, self.values.storages[slot], step.device) for slot in call.results]
+        self._note_start(number, step.device)
+        source.assign(call, targets, expression)
+        self._note_end(number, step.device, [target for target in targets if target != "_"])
+
+    def _free(self, names: list[str], device: int) -> None:
+        """Forgets all windows on a piece of memory."""
+        if names:
+            self._source(device).add(f"del {', '.join(names)}")
+
+    def _return(self, i: int, slot: Slot, device: int) -> None:
+        """Hands out what the step was run for."""
+        self._lane(device).add(f"outputs[{i}] = {self.windows.find(slot, self.values.storages[slot], device)}")
 
     @cached_property
     def _posts(self) -> dict[int, list[tuple[int, Slot, int]]]:
@@ -132,7 +153,7 @@ class LaneWriter:
 
     def _copy_by_reader(self, number: int, step: Copy) -> None:
         """Copies between CPU devices, in the lane of the one that reads."""
-        source = self._source(step.target)
+        source = self._lane(step.target)
         self.meetings.wait(number, source)
         self._note_start(number, step.target)
         first = ""
@@ -149,7 +170,7 @@ class LaneWriter:
         """Copies from or to a GPU, in the channel's stream."""
         assert self.streams is not None
         at = step.source if self.placed.devices[step.source].is_gpu else step.target
-        source, channel = self._source(at), (step.source, step.target)
+        source, channel = self._lane(at), (step.source, step.target)
         self.meetings.wait(number, source)
         copy = f"copy_{step.source}_{step.target}"
         source.names[copy] = self.streams.copy(*channel)
@@ -161,7 +182,7 @@ class LaneWriter:
 
     def _fetch(self, step: Copy, copy: str) -> str:
         """Copies to a GPU, and returns the name of the copy."""
-        source, first = self._source(step.target), ""
+        source, first = self._lane(step.target), ""
         for base in self.placed.copied_bases[step.tensor, step.target]:
             if self.placed.devices[step.source].is_gpu:
                 given = whole = self.windows.find(base, step.tensor, step.source)
@@ -170,15 +191,19 @@ class LaneWriter:
                 given, forget = self._handed(step, base)
                 whole = given if forget else f"pin({given})"  # what came by mail is pinned
             name = self.windows.target(base, step.tensor, step.target)
-            source.add(f"{name} = share_window({first}, {given})" if first else f"{name} = {copy}({whole})")
+            self._land(step, name, f"share_window({first}, {given})" if first else f"{copy}({whole})")
             if forget:
                 source.add(forget)
             first = first or name
         return first
 
+    def _land(self, step: Copy, name: str, expression: str) -> None:
+        """Gives a window on a GPU's copy its name."""
+        self._lane(step.target).add(f"{name} = {expression}")
+
     def _send(self, step: Copy, copy: str) -> str:
         """Copies from a GPU into the mailbox of a CPU device, and returns the copy's place in it."""
-        source, arrivals, first = self._source(step.source), self.arrivals.setdefault(step.target, []), ""
+        source, arrivals, first = self._lane(step.source), self.arrivals.setdefault(step.target, []), ""
         bases = self.placed.copied_bases[step.tensor, step.target]
         for base in bases:
             given, mail = self.windows.find(base, step.tensor, step.source), self._mail(step.tensor, step.target, base)

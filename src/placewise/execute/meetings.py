@@ -18,8 +18,11 @@ class Streams(Protocol):
     def enter(self, device: int) -> Callable[[], Any]:
         """Makes a device's stream the current one."""
 
-    def copy(self, source: int, target: int) -> Callable[[Any], Any]:
-        """Copies a window's storage in the channel's stream; one of a CPU device must be pinned."""
+    def copy(self, source: int, target: int) -> Callable[..., Any]:
+        """Copies a window's storage in the channel's stream, over an earlier copy's where that is given.
+
+        One of a CPU device must be pinned.
+        """
 
     def pin(self, window: Any) -> Any:
         """Returns the same window on a copy of its storage in pinned memory."""

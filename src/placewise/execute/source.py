@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,12 @@ class Source:
         """Adds a call of a prepared function."""
         self.names[name] = function
         self.add(f"{name}()")
+
+    def branch(self) -> "Source":
+        """Returns other lines with the same names."""
+        branch = copy(self)
+        branch.lines = []
+        return branch
 
     def build(self) -> Callable[..., Any]:
         """Returns the function."""

@@ -1,5 +1,6 @@
 """A compiled step: a real batch in, the loss out, and the model's own parameters updated."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from placewise.capture.training import CapturedStep
 from placewise.core.errors import ExecutionError
 from placewise.execute.gates import Alarm
+from placewise.execute.graph_lanes import Graphs
+from placewise.execute.graphed import WARM_UP, Graphed
 from placewise.execute.lanes import Lanes, LaneWriter
 from placewise.execute.machine import RealDevice
 from placewise.execute.meetings import HOST_LANE, Streams
@@ -26,20 +29,25 @@ class TrainStep:
     the optimizer's state are the live ones before and after each call.
     """
 
-    def __init__(self, step: CapturedStep, placed: Placed, streams: Streams | None = None) -> None:
+    def __init__(
+        self, step: CapturedStep, placed: Placed, streams: Streams | None = None,
+        make_graphs: Callable[[], Graphs] | None = None,
+    ) -> None:  # fmt: skip
         self.placed, self._step, self._streams = placed, step, streams
         self._residents = Residents(placed.values, step.step, placed.homes, placed.devices)
         self._numbers = Numbers(placed.values)
         self._host = self._numbers.build(self._residents.positions)
         self._alarm = Alarm()
-        self._lanes = self._write(is_noted=False)
+        self._given = (placed, self._numbers, self._residents.positions, streams, self._alarm)
+        self._lanes = LaneWriter(*self._given).write()
         self._noted: Lanes | None = None
+        self._graphed = Graphed(self._lanes, make_graphs, *self._given) if make_graphs is not None else None
         used = [lane for lane in self._lanes.functions if lane != HOST_LANE]
         self._team = Team(placed.devices, used, self._alarm)
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
-        return self._run(self._lanes, batch, None)
+        return self._run(batch)
 
     def bring_home(self, batch: Any) -> Any:
         """Returns the batch with its tensors on their home devices, so that a step finds them there."""
@@ -48,10 +56,20 @@ class TrainStep:
     def note(self, batch: Any) -> Notes:
         """Runs one step and returns when everything ran, and the bytes that it made."""
         if self._noted is None:
-            self._noted = self._write(is_noted=True)
+            self._noted = LaneWriter(*self._given, is_noted=True).write()
         notes = Notes()
-        self._run(self._noted, batch, notes)
+        self._run(batch, self._noted, notes)
         return notes
+
+    @property
+    def warm_up_steps(self) -> int:
+        """How many steps it takes until all are alike."""
+        return WARM_UP + 2 if self._graphed is not None else 2
+
+    @property
+    def num_graphed_ops(self) -> int:
+        """How many ops CUDA graphs launch."""
+        return 0 if self._graphed is None else self._graphed.num_recorded
 
     def synchronize(self) -> None:
         """Returns when all devices have done their work; CPU devices have when a call returns."""
@@ -74,13 +92,7 @@ class TrainStep:
         """Ends the threads of the CPU devices; the step can't be run any more."""
         self._team.close()
 
-    def _write(self, is_noted: bool) -> Lanes:
-        writer = LaneWriter(
-            self.placed, self._numbers, self._residents.positions, self._streams, self._alarm, is_noted=is_noted
-        )
-        return writer.write()
-
-    def _run(self, lanes: Lanes, batch: Any, notes: Notes | None) -> Any:
+    def _run(self, batch: Any, lanes: Lanes | None = None, notes: Notes | None = None) -> Any:
         if not self._team.close.alive:
             raise ExecutionError("the train step is closed: compile the plan again")
         program = self.placed.values.program
@@ -88,12 +100,19 @@ class TrainStep:
         with torch.no_grad():
             residents = self._residents.gather(batch)
             numbers, updates = self._host(residents)
+            if lanes is None:
+                lanes = self._lanes if self._graphed is None else self._graphed.lanes(residents, numbers)
             mail: list[Any] = [None] * lanes.num_mails
             given = (residents, numbers, mail, outputs, None if notes is None else notes.add)
             jobs = {lane: job_of(function, *given) for lane, function in lanes.functions.items()}
             host = jobs.pop(HOST_LANE, None)
             with self._streams.step(notes) if self._streams is not None else nullcontext():
-                self._team.run(jobs, host)
+                try:
+                    self._team.run(jobs, host)
+                except BaseException:
+                    if self._graphed is not None:
+                        self._graphed.give_up()
+                    raise
             self._residents.keep(updates)
             return self._returned(outputs)
 

@@ -17,6 +17,8 @@ class Windows:
         self._values, self._homes = placed.values, placed.homes.tolist()
         self._positions, self._source_of = positions, source_of  # where each resident stands in its list; a device's lane
         self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> windows on it
+        self._found: dict[int, dict[str, dict[str, None]]] = {}  # device -> names of `find` since `open`, and where they are
+        self.inner: set[str] = set()  # names that were last found between `open` and `close`
 
     def target(self, slot: Slot, tensor: int, device: int) -> str:
         """Returns the name that a new window is given, or "_" for one that has its name already."""
@@ -35,15 +37,35 @@ class Windows:
         if slot in self._values.views:
             call = self._values.views[slot]
             expression = source.call(call, lambda other: self.find(other, tensor, device), None)
-            source.assign(call, [self.target(result, tensor, device) for result in call.results], expression)
+            targets = [self.target(result, tensor, device) for result in call.results]
+            source.assign(call, targets, expression)
         else:
-            source.add(f"{self.target(slot, tensor, device)} = residents[{self._positions[slot]}]")
+            targets = [self.target(slot, tensor, device)]
+            source.add(f"{name} = residents[{self._positions[slot]}]")
+        if device in self._found:
+            self._found[device] |= {target: names for target in targets if target != "_"}
+            self.inner.update(targets)
+        else:
+            self.inner.difference_update(targets)
         return name
 
-    def free(self, tensor: int, device: int) -> None:
-        """Adds the line that forgets all windows on a piece of memory."""
-        if names := self._names.pop((tensor, device), None):
-            self._source_of(device).add(f"del {', '.join(names)}")
+    def pop(self, tensor: int, device: int) -> list[str]:
+        """Forgets all windows on a piece of memory, and returns their names."""
+        names = list(self._names.pop((tensor, device), ()))
+        for name in names:
+            self._found.get(device, {}).pop(name, None)
+        return names
+
+    def open(self, device: int) -> None:
+        """Lets a device begin a part of its own: what it finds there is made again elsewhere."""
+        self._found[device] = {}
+
+    def close(self, device: int) -> list[str]:
+        """Ends a device's part; forgets what it has found there, and returns the names."""
+        found = self._found.pop(device)
+        for name, names in found.items():
+            del names[name]
+        return list(found)
 
     def _name(self, slot: Slot, tensor: int, device: int) -> tuple[str, dict[str, None]]:
         """Returns the name of a window on a tensor, and all names on that memory."""

@@ -1,0 +1,220 @@
+"""Stretches as graphs, with a stand-in for CUDA's: it notes the calls of a stretch with their arguments, as they were.
+
+A replay makes those calls again and writes over the tensors that the first ones returned. So a number that was taken for
+granted, an address that has changed, or a value that was not kept shows as another result. Real ones are tried in
+tests/test_execute_cuda.py.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executed import Optimizer, RandomNet, cpu_cluster, one_thread_each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import random_order, random_placements
+from test_capture_equal import OPTIMIZERS, bitwise, eager_step, snapshot
+from test_execute_host import GPU, InstantStreams
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from placewise.capture.step import TrainingStep
+from placewise.capture.training import CapturedStep, capture_step
+from placewise.core.problem import Problem
+from placewise.execute import batches, residents, stretches
+from placewise.execute.graphed import WARM_UP
+from placewise.execute.lowering import lower, tensor_devices
+from placewise.execute.placed import Placed
+from placewise.execute.train_step import TrainStep
+from placewise.execute.values import Values
+
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+Entry = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The calls of a stretch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.entries: list[Entry] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        made = result if isinstance(result, (tuple, list)) else (result,)
+        self.entries.append((function, args, dict(kwargs or {}), list(made)))
+        return result
+
+    def replay(self) -> None:
+        for function, args, kwargs, made in self.entries:
+            result = function(*args, **kwargs)
+            again = result if isinstance(result, (tuple, list)) else (result,)
+            for old, new in zip(made, again, strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class Tapes:
+    """Stands in for CudaGraphs."""
+
+    def __init__(self) -> None:
+        self.tapes: dict[int, Tape] = {}
+        self.replays = 0
+
+    def begin(self, stretch: int, device: int) -> Callable[[], Any]:
+        def begin() -> None:
+            self.tapes[stretch] = Tape()
+            self.tapes[stretch].__enter__()  # type: ignore[no-untyped-call]
+
+        return begin
+
+    def end(self, stretch: int) -> Callable[[], Any]:
+        return lambda: self.tapes[stretch].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def replay(self, stretch: int) -> Callable[[], Any]:
+        def replay() -> None:
+            self.replays += 1
+            self.tapes[stretch].replay()
+
+        return replay
+
+    def give_up(self) -> None: ...
+
+
+def graphed(captured: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
+    """Returns the step in a random placement on GPUs and CPUs, launched in a random order, and the graphs it will make."""
+    made: list[Tapes] = []
+    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
+    problem = Problem.of(captured.graph, cluster)
+    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
+    devices = tuple(
+        replace(device, torch_device=GPU, threads=0) if is_gpu else device
+        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
+    )
+    placed = Placed(Values.of(captured), lower(problem, placement, order), tensor_devices(problem, placement), devices)
+
+    def make() -> Tapes:
+        made.append(Tapes())
+        return made[-1]
+
+    return TrainStep(captured, placed, InstantStreams(list(kinds)), make), made
+
+
+class Twins:
+    """Two models that are trained alike: one by eager steps, one by a compiled step."""
+
+    def __init__(
+        self, build: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer], micro_batches: int = 1
+    ) -> None:
+        self.model, self.twin = build(), build()
+        self.twin.load_state_dict(copy.deepcopy(self.model.state_dict()))
+        self.optimizers = [optimizer(model.parameters()) for model in (self.model, self.twin)]
+        self.micro_batches = micro_batches
+
+    def capture(self) -> CapturedStep:
+        return capture_step(TrainingStep(self.twin, nn.MSELoss(), self.optimizers[1], batch(), self.micro_batches))
+
+    def assert_same_step(self, train_step: TrainStep) -> None:
+        given = batch()
+        losses = eager_step(TrainingStep(self.model, nn.MSELoss(), self.optimizers[0], given, self.micro_batches))
+        expected = sum(losses[1:], start=losses[0])
+        assert bitwise(train_step(given), expected)
+        found, wanted = snapshot(self.twin, self.optimizers[1]), snapshot(self.model, self.optimizers[0])
+        assert [key for key in wanted if not bitwise(found[key], wanted[key])] == []
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    return torch.randn(6, 4), torch.randn(6, 4)
+
+
+@pytest.fixture(autouse=True)
+def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also leaves the model where it is: for PyTorch "cpu:0", our GPU, is another device than the one that it is on."""
+
+    def settle(tensor: Tensor, strides: tuple[int, ...], device: torch.device, nbytes: int) -> Tensor:
+        return tensor.detach() if nbytes < 0 else batches.settle(tensor, strides, device, nbytes)
+
+    monkeypatch.setattr(stretches, "FEWEST_OPS", 2)
+    monkeypatch.setattr(residents, "settle", settle)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Any:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+KINDS = st.sampled_from([(True,), (True, True), (True, False), (False, True, True), (True, False, False, True)])
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(0, 12), kinds=KINDS, changes=st.booleans())
+@settings(max_examples=60)
+def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, kinds: tuple[bool, ...], changes: bool) -> None:
+    """With another batch in every step, and with rates that change in every step, or in one."""
+    torch.manual_seed(seed % 1000)
+    twins = Twins(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, foreach=False))
+    train_step, made = graphed(twins.capture(), seed, kinds)
+    for number in range(WARM_UP + 5):
+        twins.assert_same_step(train_step)
+        if changes or number == WARM_UP + 2:
+            for group in (*twins.optimizers[0].param_groups, *twins.optimizers[1].param_groups):
+                group["lr"] *= 0.9
+    train_step.close()
+    assert len(made) <= 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_all_optimizers(name: str, micro_batches: int) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid())
+    twins = Twins(lambda: copy.deepcopy(nn.Sequential(*layers)), OPTIMIZERS[name], micro_batches)
+    train_step, made = graphed(twins.capture(), 1, (True,))
+    for _ in range(WARM_UP + 3):  # RAdam takes another branch in its sixth step
+        twins.assert_same_step(train_step)
+    assert made
+    assert made[-1].replays >= 1
+    train_step.close()
+
+
+def test_a_model_that_moved_is_recorded_again() -> None:
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(3, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = graphed(twins.capture(), 3, (True, True))
+    for _ in range(WARM_UP + 2):
+        twins.assert_same_step(train_step)
+    assert len(made) == 1
+    for parameter in twins.twin.parameters():
+        parameter.data = parameter.data.clone()
+    for _ in range(3):
+        twins.assert_same_step(train_step)
+    assert len(made) == 2
+    train_step.close()
+
+
+def test_losses_that_were_returned_stay() -> None:
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(5, 6), lambda p: torch.optim.SGD(p, 0.1, foreach=False))
+    train_step, _ = graphed(twins.capture(), 5, (True,))
+    losses = [train_step(batch()) for _ in range(WARM_UP + 4)]
+    values = [float(loss) for loss in losses]
+    train_step(batch())
+    assert [float(loss) for loss in losses] == values
+    assert len(set(values)) == len(values)
+
+
+def test_a_whole_step_on_one_gpu_is_few_stretches() -> None:
+    """With plain SGD nothing changes from step to step and nobody is met, so there is one graph for all."""
+    twins = Twins(lambda: RandomNet(1, 10), lambda p: torch.optim.SGD(p, 0.1, foreach=False))
+    captured = twins.capture()
+    train_step, made = graphed(captured, 1, (True,))
+    for _ in range(WARM_UP + 2):
+        twins.assert_same_step(train_step)
+    assert made[-1].replays == 1
+    assert len(made[-1].tapes) == 1
