@@ -1,13 +1,14 @@
 """Predicted beside measured: what the simulator says of placements with measured op times, and what they take for real."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from placewise.capture.training import CapturedStep
-from placewise.core.arrays import Floats
+from placewise.core.arrays import Floats, Ints
 from placewise.core.cluster import Cluster
 from placewise.core.errors import StrategyError
 from placewise.core.plan import Plan
@@ -16,16 +17,19 @@ from placewise.core.profile import Profile
 from placewise.execute.compiling import compile_placement
 from placewise.execute.examples import random_batch, real_step
 from placewise.execute.machine import real_devices
-from placewise.execute.measured_worker import is_out_of_memory
+from placewise.execute.measured import Judged, Measure, failed, measure_fitting
+from placewise.execute.measured_worker import Runner, is_out_of_memory
 from placewise.execute.measuring import Measurement, measure_steps
 from placewise.execute.profile import apply_profile, measure_profile
+from placewise.execute.run_steps import run_steps
 from placewise.execute.together import schedule_together
-from placewise.placing import Request, run
-from placewise.search import Budget
+from placewise.placing import Request, make_plan, predict, run
+from placewise.search import Budget, Outcome
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
-STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto")
+STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "post", "auto")
+MEASURED = "post, measured"  # Post that goes on with measurements where the simulated Post has ended
 
 
 @dataclass(frozen=True)
@@ -36,22 +40,32 @@ class Trial:
     plans: tuple[str, ...] = ()  # files, of measured searches for example
     evaluations: int = 2400
     seconds: float = 10.0  # of auto
+    measurements: int = 60  # of Post, from where it has ended in the simulator; 0: none
+    measuring_seconds: float = 120.0  # that these may take
     warm_up: int = 2
     steps: int = 7
     virtual: Mapping[str, int] = field(default_factory=dict)
 
 
-def bench_measured(model: str, cluster: Cluster, trial: Trial) -> list[dict[str, Any]]:
-    """Returns a row for each placement, and one with the median error and the rank correlation."""
+def bench_measured(
+    model: str, cluster: Cluster, trial: Trial, tell: Callable[[str], None] = lambda line: None
+) -> list[dict[str, Any]]:
+    """Returns a row for each placement, and one with the median error and the rank correlation; tells how far it is."""
     plans = {path: Plan.load(path) for path in trial.plans}
     captured = real_step(model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
-    profile = measure_profile(captured, cluster, trial.virtual).profile
+    measurements = measure_profile(captured, cluster, trial.virtual)
+    tell(
+        f"{len(captured.graph.ops):,} ops with {measurements.num_signatures:,} signatures, "
+        f"{measurements.seconds:.1f} s to profile"
+    )
+    profile = measurements.profile
     problem = Problem.of(*apply_profile(captured, cluster, profile))
     rows = []
-    for name, schedule in _found(problem, trial, plans).items():
+    for name, schedule in _found(captured, problem, trial, plans, tell):
         rows.append({"placement": name, **_row(captured, problem, profile, schedule, trial)})
+        tell(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else str(value) for key, value in rows[-1].items()))
     ran = [row for row in rows if row["measured ms"] != "-"]
     errors = [abs(row["error %"]) for row in ran]
     both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
@@ -76,20 +90,49 @@ def _ranks(values: Floats) -> Floats:
     return ranks
 
 
-def _found(problem: Problem, trial: Trial, plans: Mapping[str, Plan]) -> dict[str, Schedule]:
-    """Returns what each strategy finds, and each plan says, as the simulator's timeline of devices alone."""
-    simulator, found = Simulator(problem), {}
+def _found(
+    captured: CapturedStep, problem: Problem, trial: Trial, plans: Mapping[str, Plan], tell: Callable[[str], None]
+) -> Iterator[tuple[str, Schedule]]:
+    """Yields what each strategy finds, and each plan says, as the simulator's timeline of devices alone."""
+    simulator = Simulator(problem)
     for name in trial.strategies:
-        budget = Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations)
+        request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
         try:
-            outcome = run(problem, Request(name, budget=budget), simulator)
+            outcome = run(problem, request, simulator)
         except StrategyError:
             continue  # this one does not suit the problem, or is not installed
-        if outcome.placement is not None:
-            found[name] = simulator.schedule(outcome.placement, outcome.order)
+        if outcome.placement is None:
+            if outcome.closest is not None:  # the simulator's word about it can be checked all the same
+                yield f"{name} (does not fit)", simulator.schedule(outcome.closest)
+            continue
+        yield name, simulator.schedule(outcome.placement, outcome.order)
+        if name == "post" and trial.measurements:
+            found = _go_on_measuring(captured, problem, trial, request, outcome)
+            tell(f"{MEASURED}: {found.evaluations} measurements")
+            if found.placement is not None:
+                yield MEASURED, simulator.schedule(found.placement, found.order)
     for path, plan in plans.items():
-        found[path] = simulator.schedule(*plan.resolve(problem, path))
-    return found
+        yield path, simulator.schedule(*plan.resolve(problem, path))
+
+
+def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
+    """Returns what a strategy finds by measuring when it starts near what it has found in the simulator."""
+    captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
+    runner = Runner(captured, problem, Measure(steps=2, warm_up=1, virtual=trial.virtual), run_steps)
+    simulator = Simulator(problem)
+
+    def measure(placement: Ints, order: Ints) -> Judged:
+        found = runner(placement[None], order[None])
+        seconds, overflow = float(found.step_seconds[0]), int(found.overflow_bytes[0])
+        return failed(simulator, overflow) if overflow else (seconds, seconds, 0)
+
+    with TemporaryDirectory() as folder:
+        path = f"{folder}/plan.json"
+        make_plan(problem, request, outcome, predict(problem, request, outcome), None).save(path)
+        budget = Budget(trial.measurements, trial.measuring_seconds)
+        settings = {**request.settings, "start": path}
+        request = Request(request.strategy, settings, budget, measure=runner.measure)
+        return run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
 
 
 def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Schedule, trial: Trial) -> dict[str, Any]:
@@ -102,6 +145,7 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         "error %": "-",
     }
     row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
+    row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": "-"}
     try:
         found = _run(captured, alone, trial)
     except RuntimeError as trouble:
@@ -110,7 +154,14 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         return row
     measured = float(np.median(found.step_seconds)) * 1e3
     row |= {"measured ms": measured, "error %": (predicted / measured - 1) * 100}
-    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
+    allocated = sum(found.allocated_bytes.values())
+    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20, "allocator's MiB": allocated / 2**20}
+
+
+def _gpu_bytes(schedule: Schedule) -> int:
+    """Returns the most bytes that all GPUs have in use together."""
+    is_gpu = [device.kind == "gpu" for device in schedule.problem.cluster.devices]
+    return int(schedule.memory[:, is_gpu].sum(axis=1).max(initial=0))
 
 
 def _run(captured: CapturedStep, alone: Schedule, trial: Trial) -> Measurement:

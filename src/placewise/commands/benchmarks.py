@@ -56,6 +56,9 @@ def add_bench(commands: Any) -> None:
     measured = parser.add_argument_group("measured", "with --strategies, --seconds and --budget, too")
     add_virtual_option(measured)
     measured.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
+    measured.add_argument(
+        "--measurements", metavar="N", type=count_argument, help="that Post has, behind its search in the simulator (60)"
+    )
     suite = parser.add_argument_group(
         "suite", "with MODEL (files too, or all), --strategies, --budget, --workers, --ray, -o"
     )
@@ -119,9 +122,10 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
         tuple(options.plan),
         options.budget or usual.evaluations,
         options.seconds or usual.seconds,
+        usual.measurements if options.measurements is None else options.measurements,
         virtual=dict(options.virtual),
     )
-    return bench_measured(model, Cluster.load(cluster), trial)
+    return bench_measured(model, Cluster.load(cluster), trial, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _bench_rows(options: argparse.Namespace) -> None:

@@ -79,20 +79,9 @@ class Measured:
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch."""
-        simulated = self._simulator.measure(placements, orders, keep_orders=True)
-        predicted = self._simulator.evaluation(simulated.step_seconds, simulated.peak_bytes)
-        assert simulated.orders is not None
-        rows = []
-        for row, placement in enumerate(np.asarray(placements)):
-            if predicted.overflow_bytes[row]:
-                rows.append((float(predicted.cost[row]), NOT_RUN, int(predicted.overflow_bytes[row])))
-            else:
-                rows.append(self._measure(placement, simulated.orders[row].astype(np.int64)))
-        columns = zip(*rows, strict=True) if rows else ((), (), ())
-        cost, step_seconds, overflow_bytes = columns
-        return Evaluation(np.array(cost, np.float64), np.array(step_seconds, np.float64), np.array(overflow_bytes, np.int64))
+        return measure_fitting(self._simulator, placements, orders, self._measure)
 
-    def _measure(self, placement: Ints, order: Ints) -> tuple[float, float, int]:
+    def _measure(self, placement: Ints, order: Ints) -> "Judged":
         """Returns the cost, the step seconds and the overflow of a placement that is run."""
         self._wait_for_worker(placement)
         self.num_measured += 1
@@ -107,9 +96,9 @@ class Measured:
             return self._failed("ran out of memory", overflow)
         return seconds, seconds, 0
 
-    def _failed(self, why: str, overflow_bytes: int) -> tuple[float, float, int]:
+    def _failed(self, why: str, overflow_bytes: int) -> "Judged":
         self._report(f"measurement {self.num_measured} failed: {why}")
-        return FAILED_COST * self._simulator.failing_seconds, NOT_RUN, overflow_bytes
+        return failed(self._simulator, overflow_bytes)
 
     def _wait_for_worker(self, placement: Ints) -> None:
         """Returns when a worker has started: making its model does not count as measuring."""
@@ -118,6 +107,32 @@ class Measured:
             self._pool(nothing)
         except WorkerDied:  # it died idle: after its last answer
             self._pool(nothing)
+
+
+Judged = tuple[float, float, int]  # cost, step seconds, overflow
+
+
+def measure_fitting(
+    simulator: Simulator, placements: Ints, orders: Ints | None, measure: Callable[[Ints, Ints], Judged]
+) -> Evaluation:
+    """Returns the evaluation of a batch: what the simulator says does not fit is not run, all others are measured."""
+    simulated = simulator.measure(placements, orders, keep_orders=True)
+    predicted = simulator.evaluation(simulated.step_seconds, simulated.peak_bytes)
+    assert simulated.orders is not None
+    rows = []
+    for row, placement in enumerate(np.asarray(placements)):
+        if predicted.overflow_bytes[row]:
+            rows.append((float(predicted.cost[row]), NOT_RUN, int(predicted.overflow_bytes[row])))
+        else:
+            rows.append(measure(placement, simulated.orders[row].astype(np.int64)))
+    columns = zip(*rows, strict=True) if rows else ((), (), ())
+    cost, step_seconds, overflow_bytes = columns
+    return Evaluation(np.array(cost, np.float64), np.array(step_seconds, np.float64), np.array(overflow_bytes, np.int64))
+
+
+def failed(simulator: Simulator, overflow_bytes: int) -> Judged:
+    """Returns how a placement is judged that could not be run."""
+    return FAILED_COST * simulator.failing_seconds, NOT_RUN, overflow_bytes
 
 
 @dataclass(frozen=True, eq=False)

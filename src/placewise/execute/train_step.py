@@ -13,7 +13,6 @@ from placewise.execute.gates import Alarm
 from placewise.execute.graph_lanes import Graphs
 from placewise.execute.graphed import WARM_UP, Graphed
 from placewise.execute.lanes import Lanes, LaneWriter
-from placewise.execute.machine import RealDevice
 from placewise.execute.meetings import HOST_LANE, Streams
 from placewise.execute.notes import Notes
 from placewise.execute.numbers import Numbers
@@ -77,16 +76,17 @@ class TrainStep:
             self._streams.synchronize_all()
 
     def reset_peaks(self) -> None:
-        """Lets the allocators of whole GPUs begin anew with their peaks."""
-        for device in self._whole_gpus():
-            torch.cuda.reset_peak_memory_stats(device.torch_device)
+        """Lets the GPUs' allocators begin anew with their peaks."""
+        for gpu in self._allocators().values():
+            torch.cuda.reset_peak_memory_stats(gpu)
 
     def allocated_bytes(self) -> dict[str, int]:
-        """Returns the peak of each whole GPU's allocator by device; slices of a GPU share one, so they have none."""
-        return {d.name: torch.cuda.max_memory_allocated(d.torch_device) for d in self._whole_gpus()}
+        """Returns the peaks of the GPUs' allocators: by device, or "cuda:0" for all of its slices, which share one."""
+        return {name: torch.cuda.max_memory_allocated(gpu) for name, gpu in self._allocators().items()}
 
-    def _whole_gpus(self) -> list[RealDevice]:
-        return [device for device in self.placed.devices if device.is_gpu and device.slice is None]
+    def _allocators(self) -> dict[str, str]:
+        gpus = [device for device in self.placed.devices if device.is_gpu]
+        return {device.name if device.slice is None else device.torch_device: device.torch_device for device in gpus}
 
     def close(self) -> None:
         """Ends the threads of the CPU devices; the step can't be run any more."""
