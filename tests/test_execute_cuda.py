@@ -95,6 +95,7 @@ def values_of(step: CapturedStep) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def exact_products() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
 
 
 def test_one_gpu_trains_as_the_cpu_does() -> None:
@@ -199,9 +200,9 @@ def test_the_zoo_with_cuda_graphs(name: str, slices: int) -> None:
         losses.append([float(train_step(random_batch(step, seed))) for seed in range(7)])
         share = train_step.num_graphed_ops / problem.num_ops
         print(f"{name} in {slices}: {share:.0%} of {problem.num_ops} ops in graphs")
-        assert share > 0.3 if cuda_graphs else share == 0
-    np.testing.assert_allclose(losses[1][:4], losses[0][:4], rtol=1e-2)
-    np.testing.assert_allclose(losses[1], losses[0], rtol=0.1)  # some kernels add in any order, and rounding grows
+        assert share > (0.3 if slices == 1 else 0.02) if cuda_graphs else share == 0
+    print(losses)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
 
 
 def test_graphs_of_a_gpu_and_a_cpu() -> None:

@@ -118,7 +118,8 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
     np.testing.assert_array_equal(problem.op_seconds[:, 0], problem.op_seconds[:, 1])
     assert {(link.source, link.target) for link in found.profile.links} == {("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")}
     assert all(1e6 < link.bytes_per_second < 1e13 for link in found.profile.links)
-    assert all(len(factors) == 2 for factors in vars(found.profile.contention["cpu"]).values())
+    factors = vars(found.profile.contention["cpu"])
+    assert [len(factors[name]) for name in ("compute", "memory", "memory_beside_compute", "copies")] == [2, 2, 2, 1]
     assert graph.untimed_digest == step.graph.digest
 
 
@@ -177,7 +178,22 @@ def test_only_the_time_side_by_side_counts() -> None:
     """An op of 3 s beside one of 1 s: it has company for a third of its time, the other one for all of it."""
     problem = Problem.of(wired([], 2, seconds=[{"cpu": 3.0}, {"cpu": 1.0}]), two_cpus())
     schedule = Simulator(problem).schedule(np.array([0, 1]))
-    np.testing.assert_allclose(busy_beside(schedule, shared(1.0, 2.0)), [1 / 3, 1.0])
+    np.testing.assert_allclose(np.sum(busy_beside(schedule, shared(1.0, 2.0)), axis=0), [1 / 3, 1.0])
+
+
+def test_copies_between_busy_devices_take_longer() -> None:
+    """cpu:0 makes a tensor and works on while it is copied to cpu:1, which waits for it: one of the two is busy."""
+    graph = wired([(0, 1)], 3, seconds=[{"cpu": 1.0}, {"cpu": 1.0}, {"cpu": 30.0}])
+    cluster = two_cpus()
+    links = tuple(replace(link, bytes_per_second=0.5, latency_seconds=0.0) for link in cluster.links)
+    problem = Problem.of(graph, replace(cluster, links=links))
+    placement = np.array([0, 1, 0])
+    profile = replace(shared(1.0, 1.0), contention={"cpu": Contention(copies=(1.0, 3.0, 9.0))})
+    for schedule, seconds in (
+        (Simulator(problem).schedule(placement), 2.0),
+        (schedule_together(problem, profile, placement), 6.0),
+    ):
+        assert schedule.timeline.copy_end[0] - schedule.timeline.copy_start[0] == pytest.approx(seconds, rel=0.02)
 
 
 # --- devices in pieces ---

@@ -48,12 +48,22 @@ def test_a_plan_holds_for_the_graph_before_and_after_it_was_measured() -> None:
 
 
 def test_busy_neighbours_slow_memory_bound_ops_more() -> None:
-    """Half of the time beside one neighbour: compute (1 + 1.5) / 2, memory (1 + 3) / 2."""
+    """Half of the time beside one neighbour: compute (1 + 1.5) / 2.
+
+    A fifth of the measured work is memory's, so memory work has company of its own kind for a tenth: 1 + (3 - 1) / 10.
+    """
     graph = tiny_graph()
     flops = np.array([0.0, 1e12, 1e12, 0.0])
     graph = replace(graph, ops=replace(graph.ops, flops=flops, bytes_moved=np.ones(4)))
     found = two_slices().measured_graph(graph, SIGNATURES, tiny_cluster(), busy=0.5).ops.seconds["gpu:1"]
-    np.testing.assert_allclose(found, [2.0, 2.5, 2.5, np.nan])
+    np.testing.assert_allclose(found, [1.2, 2.5, 2.5, np.nan])
+
+
+def test_busy_devices_slow_the_links_between_them() -> None:
+    profile = replace(two_slices(), contention={"gpu": Contention(copies=(1.0, 2.0, 10.0))})
+    links = profile.measured_cluster(tiny_cluster(), busy=0.75).links
+    found = {(link.source, link.target): link.bytes_per_second for link in links}
+    assert found["gpu:0", "gpu:1"] == pytest.approx(5e9 / 6)  # between one busy device, 2, and two, 10
 
 
 def test_links_and_launches_are_those_measured_and_keep_their_channels() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -11,9 +12,10 @@ from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Floats, Ints
 from placewise.core.cluster import Cluster
 from placewise.core.errors import StrategyError
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile
+from placewise.core.profile_file import write_profile
 from placewise.execute.compiling import compile_placement
 from placewise.execute.examples import random_batch, real_step
 from placewise.execute.machine import real_devices
@@ -42,9 +44,11 @@ class Trial:
     seconds: float = 10.0  # of auto
     measurements: int = 60  # of Post, from where it has ended in the simulator; 0: none
     measuring_seconds: float = 120.0  # that these may take
+    busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
     warm_up: int = 2
-    steps: int = 7
+    steps: int = 5
     virtual: Mapping[str, int] = field(default_factory=dict)
+    kept: str | None = None  # a folder for the profile, and a plan for each placement
 
 
 def bench_measured(
@@ -62,8 +66,14 @@ def bench_measured(
     )
     profile = measurements.profile
     problem = Problem.of(*apply_profile(captured, cluster, profile))
+    searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
+    if trial.kept:
+        write_profile(profile, Path(trial.kept) / "profile.json")
     rows = []
-    for name, schedule in _found(captured, problem, trial, plans, tell):
+    for name, placement, order in _found(captured, searched, trial, plans, tell):
+        schedule = Simulator(problem).schedule(placement, order)
+        if trial.kept:
+            _plan(name, schedule).save(Path(trial.kept) / f"{Path(name).stem.replace(' ', '-')}.json")
         rows.append({"placement": name, **_row(captured, problem, profile, schedule, trial)})
         tell(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else str(value) for key, value in rows[-1].items()))
     ran = [row for row in rows if row["measured ms"] != "-"]
@@ -92,8 +102,8 @@ def _ranks(values: Floats) -> Floats:
 
 def _found(
     captured: CapturedStep, problem: Problem, trial: Trial, plans: Mapping[str, Plan], tell: Callable[[str], None]
-) -> Iterator[tuple[str, Schedule]]:
-    """Yields what each strategy finds, and each plan says, as the simulator's timeline of devices alone."""
+) -> Iterator[tuple[str, Ints, Ints]]:
+    """Yields the placement and the order that each strategy finds, and each plan says."""
     simulator = Simulator(problem)
     for name in trial.strategies:
         request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
@@ -103,22 +113,31 @@ def _found(
             continue  # this one does not suit the problem, or is not installed
         if outcome.placement is None:
             if outcome.closest is not None:  # the simulator's word about it can be checked all the same
-                yield f"{name} (does not fit)", simulator.schedule(outcome.closest)
+                yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
             continue
-        yield name, simulator.schedule(outcome.placement, outcome.order)
+        yield name, outcome.placement, simulator.schedule(outcome.placement, outcome.order).order
         if name == "post" and trial.measurements:
             found = _go_on_measuring(captured, problem, trial, request, outcome)
             tell(f"{MEASURED}: {found.evaluations} measurements")
             if found.placement is not None:
-                yield MEASURED, simulator.schedule(found.placement, found.order)
+                yield MEASURED, found.placement, simulator.schedule(found.placement, found.order).order
     for path, plan in plans.items():
-        yield path, simulator.schedule(*plan.resolve(problem, path))
+        placement, order = plan.resolve(problem, path)
+        yield path, placement, simulator.schedule(placement, order).order
+
+
+def _plan(name: str, schedule: Schedule) -> Plan:
+    """Returns a placement as a plan."""
+    problem, order = schedule.problem, tuple(schedule.order.tolist())
+    placement = problem.expand(schedule.placement)
+    digest = digest_of_graph(problem.graph)
+    return Plan(placement, order=order, graph_digest=digest, cluster=problem.cluster.name, strategy=name)
 
 
 def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
     """Returns what a strategy finds by measuring when it starts near what it has found in the simulator."""
     captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
-    runner = Runner(captured, problem, Measure(steps=2, warm_up=1, virtual=trial.virtual), run_steps)
+    runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=trial.virtual), run_steps)
     simulator = Simulator(problem)
 
     def measure(placement: Ints, order: Ints) -> Judged:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from placewise.commands.common import (
@@ -59,6 +60,7 @@ def add_bench(commands: Any) -> None:
     measured.add_argument(
         "--measurements", metavar="N", type=count_argument, help="that Post has, behind its search in the simulator (60)"
     )
+    measured.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
     suite = parser.add_argument_group(
         "suite", "with MODEL (files too, or all), --strategies, --budget, --workers, --ray, -o"
     )
@@ -124,7 +126,10 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
         options.seconds or usual.seconds,
         usual.measurements if options.measurements is None else options.measurements,
         virtual=dict(options.virtual),
+        kept=options.keep,
     )
+    if options.keep:
+        Path(options.keep).mkdir(parents=True, exist_ok=True)
     return bench_measured(model, Cluster.load(cluster), trial, lambda line: print(line, file=sys.stderr, flush=True))
 
 

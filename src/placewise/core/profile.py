@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from placewise.core.arrays import Floats
-from placewise.core.cluster import Cluster, Link
+from placewise.core.arrays import Bools, Floats
+from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ProfileError
 from placewise.core.graph import Graph
 
@@ -37,10 +37,12 @@ class ProfiledDevice:
 
 @dataclass(frozen=True)
 class Contention:
-    """How much slower an op is while others on the same hardware are busy: the factor by how many are, [0] is 1."""
+    """How much slower work is while devices on the same hardware are busy: the factor by how many are, [0] is 1."""
 
-    compute: tuple[float, ...] = (1.0,)
-    memory: tuple[float, ...] = (1.0,)
+    compute: tuple[float, ...] = (1.0,)  # products, beside others that do the same
+    memory: tuple[float, ...] = (1.0,)  # additions, beside others that do the same
+    memory_beside_compute: tuple[float, ...] = (1.0,)  # additions, beside others with products
+    copies: tuple[float, ...] = (1.0,)  # from one device to another, beside products on so many of all of them
 
 
 @dataclass(frozen=True)
@@ -70,37 +72,66 @@ class Profile:
         """Returns the graph with measured times by device name; what was not measured keeps the times that it has.
 
         `signatures` are those of the ops. `busy` is the share of the time in which all other devices on the same hardware
-        are taken to work too: 0 gives the times of a device alone, 1 those under full contention.
+        are taken to work too, with as much compute and memory work as the graph has: 0 gives the times of a device alone.
         """
         seconds = dict(graph.ops.seconds)
         for device in cluster.devices:
             times_of = next(entry.times_of for entry in self.devices if entry.name == device.name)
             found = [self.timings.get(signature, {}).get(times_of) for signature in signatures]
             times = np.array([np.nan if timing is None else timing.seconds for timing in found], np.float64)
-            times = times * self.slowdown(graph, cluster, device.name, busy)
+            if busy:
+                in_memory = np.nansum(times[~is_compute(graph, device)]) / max(np.nansum(times), 1e-30)
+                times = times * self.slowdown(graph, device, busy * (1 - in_memory), busy * in_memory)
             before = seconds.get(device.name, np.full(len(graph.ops), np.nan))
             seconds[device.name] = np.where(np.isnan(times), before, times)
         return replace(graph, ops=replace(graph.ops, seconds=seconds))
 
-    def slowdown(self, graph: Graph, cluster: Cluster, name: str, busy: float | Floats) -> Floats:
-        """Returns each op's factor on a device while its neighbours are busy for this share of the time: [ops]."""
-        device = next(entry for entry in cluster.devices if entry.name == name)
+    def slowdown(self, graph: Graph, device: Device, compute: float | Floats, memory: float | Floats) -> Floats:
+        """Returns each op's factor on a device while these shares of its neighbours do compute and memory work: [ops]."""
         factors = self.contention.get(device.kind, Contention())
-        is_compute = graph.ops.flops / device.flops > graph.ops.bytes_moved / device.bytes_per_second
-        share = np.broadcast_to(np.asarray(busy, np.float64), (len(graph.ops),))
-        return np.where(is_compute, _factor(factors.compute, share), _factor(factors.memory, share))
+        in_compute, in_memory = np.asarray(compute, np.float64), np.asarray(memory, np.float64)
+        of_memory = _factor(factors.memory, in_memory) * _factor(factors.memory_beside_compute, in_compute)
+        return np.where(is_compute(graph, device), _factor(factors.compute, in_compute + in_memory), of_memory)
 
-    def measured_cluster(self, cluster: Cluster) -> Cluster:
-        """Returns the cluster with the measured links and launches; a link keeps its channel."""
+    def measured_cluster(self, cluster: Cluster, busy: float = 0.0) -> Cluster:
+        """Returns the cluster with the measured links and launches; a link keeps its channel.
+
+        `busy` is the share of the time in which all devices on the same hardware are taken to work.
+        """
         found = {(link.source, link.target): link for link in self.links}
         links = []
         for link in cluster.links:
             measured = found.get((link.source, link.target))
             links.append(link if measured is None else replace(measured, channel=link.channel))
-        return replace(cluster, links=tuple(links), dispatch_seconds=self.dispatch_seconds)
+        measured_cluster = replace(cluster, links=tuple(links), dispatch_seconds=self.dispatch_seconds)
+        if not busy:
+            return measured_cluster
+        return slower_links(measured_cluster, {ends: float(self.copy_slowdown(*ends, np.array(busy))) for ends in found})
+
+    def copy_slowdown(self, source: str, target: str, busy: Floats) -> Floats:
+        """Returns the factors of copies while these shares of the devices on the same hardware work."""
+        ends = [next(device for device in self.devices if device.name == name) for name in (source, target)]
+        if ends[0].times_of != ends[1].times_of:
+            return np.ones_like(busy)
+        return _factor(self.contention.get(ends[0].kind, Contention()).copies, busy)
+
+
+def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> Cluster:
+    """Returns the cluster with links, by their two ends, that need so many times as long for a byte."""
+    links = []
+    for link in cluster.links:
+        factor = factors.get((link.source, link.target), 1.0)
+        links.append(replace(link, bytes_per_second=link.bytes_per_second / factor))
+    return replace(cluster, links=tuple(links))
+
+
+def is_compute(graph: Graph, device: Device) -> Bools:
+    """Returns which ops are bound by arithmetic, not by memory, on a device: [ops]."""
+    found: Bools = graph.ops.flops / device.flops > graph.ops.bytes_moved / device.bytes_per_second
+    return found
 
 
 def _factor(factors: Sequence[float], share: Floats) -> Floats:
-    """Returns the factor for a share of the neighbours, on straight lines between whole numbers of them."""
+    """Returns the factor for a share of the others, on straight lines between whole numbers of them."""
     others = len(factors) - 1
     return np.interp(share * others, np.arange(others + 1), np.asarray(factors, np.float64))

@@ -14,7 +14,7 @@ FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contenti
 DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices")
 LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds")
 TIMING_FIELDS = ("seconds", "spread_seconds", "count")
-CONTENTION_FIELDS = ("compute", "memory")
+CONTENTION_FIELDS = ("compute", "memory", "memory_beside_compute", "copies")
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -83,7 +83,7 @@ def _contention(row: Any, element: str) -> Contention:
     table = Table(element, row, CONTENTION_FIELDS, ProfileError)
     columns = []
     for name in CONTENTION_FIELDS:
-        factors = table.rows(name)
+        factors = table.rows(name, ... if name in ("compute", "memory") else [1.0])  # older files have these two
         if not factors or any(type(factor) not in (int, float) or not 1 <= factor < 1e6 for factor in factors):
             raise table.wrong(f"{name} must be a list of at least one number, none below 1, it is {factors}")
         columns.append(tuple(float(factor) for factor in factors))
@@ -99,7 +99,7 @@ def format_profile(profile: Profile) -> str:
         dict(zip(LINK_FIELDS, (link.source, link.target, link.bytes_per_second, link.latency_seconds), strict=True))
         for link in profile.links
     ]
-    contention = {kind: {"compute": f.compute, "memory": f.memory} for kind, f in profile.contention.items()}
+    contention = {kind: vars(factors) for kind, factors in profile.contention.items()}
     head = {"format": FORMAT, "version": VERSION, "dispatch_seconds": profile.dispatch_seconds, "contention": contention}
     timings = [
         f"{json.dumps(signature)}: {_encode({name: vars(timing) for name, timing in row.items()})}"

@@ -79,9 +79,12 @@ def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:
 def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
     """Returns the seconds of a copy that a GPU takes part in; memory of the host is pinned.
 
-    What a GPU receives is timed by events on the stream, for its next op waits there. What the host receives is timed by
-    the host, which has to see the end of the copy before it goes on.
+    Between GPUs it goes there and back, from stream to stream, as in a step. What a GPU receives from the host is timed by
+    events on the stream, for its next op waits there. What the host receives is timed by the host, which has to see the end
+    of the copy before it goes on.
     """
+    if source.is_gpu and target.is_gpu:
+        return _there_and_back(source, target, size)
     given, taken = _memory(source, size), _memory(target, size)
     for device in (source, target):
         if device.is_gpu:
@@ -96,6 +99,28 @@ def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
         clock.seconds(copy, 2)
         return float(np.median([clock.seconds(copy, 4) / 4 for _ in range(REPEATS)]))
     return _median(lambda: _on_stream(copy, stream))
+
+
+def _there_and_back(source: RealDevice, target: RealDevice, size: int) -> float:
+    """Returns the seconds from the end of a GPU's work to where another GPU, which waits for a copy of it, can begin."""
+    from placewise.execute.green_contexts import stream_of
+
+    memory = [_memory(device, size) for device in (source, target)]
+    streams = [stream_of(device) for device in (source, target)]
+    channels = [torch.cuda.Stream(device.torch_device) for device in (target, source)]  # type: ignore[no-untyped-call]
+    for device in (source, target):
+        torch.cuda.synchronize(device.torch_device)
+
+    def round_trip() -> None:
+        for leaves, arrives in ((0, 1), (1, 0)):
+            channels[leaves].wait_stream(streams[leaves])
+            with torch.cuda.stream(channels[leaves]):
+                memory[arrives].copy_(memory[leaves], non_blocking=True)
+            streams[arrives].wait_stream(channels[leaves])
+
+    clock = StreamClock(streams[0])
+    clock.seconds(round_trip, 2)
+    return float(np.median([clock.seconds(round_trip, 4) / 8 for _ in range(REPEATS)]))
 
 
 def _on_stream(copy: Callable[[], None], stream: "torch.cuda.Stream") -> None:

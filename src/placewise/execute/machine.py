@@ -65,6 +65,8 @@ def _place_gpus(gpus: list[Device], virtual: dict[str, int], cluster: str) -> di
 def _num_gpus() -> int:
     import torch
 
+    # Work of more streams than a GPU has queues waits in each other's: 8, unless CUDA is told before it starts.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

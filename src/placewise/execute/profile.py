@@ -62,7 +62,7 @@ def measure_profile(captured: CapturedStep, cluster: Cluster, virtual: Mapping[s
 def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:
     """Returns the step's graph with measured op times, and the cluster with measured links and launches."""
     signatures = [call.signature for call in op_calls(captured.program, len(captured.graph.ops))]
-    return profile.measured_graph(captured.graph, signatures, cluster, busy), profile.measured_cluster(cluster)
+    return profile.measured_graph(captured.graph, signatures, cluster, busy), profile.measured_cluster(cluster, busy)
 
 
 def _first_of_each(devices: Sequence[RealDevice]) -> dict[RealDevice, RealDevice]:

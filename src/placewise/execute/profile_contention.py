@@ -1,7 +1,7 @@
 """How much slower devices are that share hardware, while their neighbours work too: slices of a GPU, shares of a CPU.
 
-They share power and memory bandwidth, which separate devices do not. So two kinds of work are timed on one device while
-none, one, two, ... of the others do the same.
+They share power and memory bandwidth, which separate devices do not. So products and additions are timed on one device while
+none, one, two, ... of the others work, and copies between two of them while none, one, two, ... of all do.
 """
 
 import time
@@ -18,7 +18,11 @@ from placewise.execute.machine import RealDevice
 
 COMPUTE = {True: (4096, 8), False: (512, 4)}  # of GPUs, of CPUs: rows of square matrices, products in a stretch
 MEMORY = {True: (1 << 26, 8), False: (1 << 23, 4)}  # float32 elements, additions in a stretch
+COPIED_BYTES, COPIES = 1 << 24, 16  # between slices of a GPU, in a stretch
 REPEATS = 7
+
+Stretch = Callable[[], None]  # works for a while, and returns when it has ended
+Make = Callable[[RealDevice], Stretch]
 
 
 def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
@@ -28,38 +32,41 @@ def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
         mates = [device for device in devices if device.is_gpu == is_gpu]
         mates = [device for device in mates if device.torch_device == mates[0].torch_device]
         if len(mates) > 1:
-            found[kind] = Contention(_factors(mates, _products), _factors(mates, _additions))
+            first, others = mates[0], mates[1:]
+            found[kind] = Contention(
+                _factors(first, _products, others, _products),
+                _factors(first, _additions, others, _additions),
+                _factors(first, _additions, others, _products),
+                _factors(first, _copies, mates, _products) if is_gpu else (1.0,),
+            )
     return found
 
 
-Stretch = Callable[[], None]  # works for a while, and returns when it has ended
-
-
-def _factors(devices: Sequence[RealDevice], make: Callable[[RealDevice], Stretch]) -> tuple[float, ...]:
-    """Returns the time of the first device's stretch over that alone, by how many others work; it never falls."""
-    seconds = [_beside(devices[: others + 1], make) for others in range(len(devices))]
+def _factors(device: RealDevice, make: Make, others: Sequence[RealDevice], make_others: Make) -> tuple[float, ...]:
+    """Returns the time of a device's stretch over that alone, by how many of the others work; it never falls."""
+    seconds = [_beside(device, make, others[:count], make_others) for count in range(len(others) + 1)]
     factors = np.maximum.accumulate(np.array(seconds) / seconds[0])
     return tuple(round(factor, 4) for factor in factors.tolist())
 
 
-def _beside(devices: Sequence[RealDevice], make: Callable[[RealDevice], Stretch]) -> float:
-    """Returns the median time of a stretch on the first device while all others do the same."""
-    stop, started = Event(), Barrier(len(devices))
+def _beside(first: RealDevice, make: Make, others: Sequence[RealDevice], make_others: Make) -> float:
+    """Returns the median time of a stretch on a device while all others work too."""
+    stop, started = Event(), Barrier(len(others) + 1)
 
     def keep_busy(device: RealDevice) -> None:
         with _thread_of(device) as do:
-            stretch = make(device)
+            stretch = make_others(device)
             do(stretch)
             started.wait()
             while not stop.is_set():
                 do(stretch)
 
-    threads = [Thread(target=keep_busy, args=(device,), daemon=True) for device in devices[1:]]
+    threads = [Thread(target=keep_busy, args=(device,), daemon=True) for device in others]
     for thread in threads:
         thread.start()
     try:
-        with _thread_of(devices[0]) as do:
-            stretch = make(devices[0])
+        with _thread_of(first) as do:
+            stretch = make(first)
             do(stretch)
             started.wait()
             found = [do(stretch) for _ in range(REPEATS)]
@@ -97,6 +104,21 @@ def _additions(device: RealDevice) -> Stretch:
     elements, times = MEMORY[device.is_gpu]
     a, b, out = (torch.rand(elements, device=device.torch_device) for _ in range(3))
     return _repeated(device, lambda: torch.add(a, b, out=out), times)
+
+
+def _copies(device: RealDevice) -> Stretch:
+    """Copies as a channel between slices of a GPU does: in a stream that has no multiprocessors of its own."""
+    given, taken = (torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device.torch_device) for _ in range(2))
+    stream = torch.cuda.Stream(device.torch_device)  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize(device.torch_device)
+
+    def on_stream() -> None:
+        with torch.cuda.stream(stream):
+            for _ in range(COPIES):
+                taken.copy_(given, non_blocking=True)
+        stream.synchronize()
+
+    return on_stream
 
 
 def _repeated(device: RealDevice, run: Callable[[], object], times: int) -> Stretch:
