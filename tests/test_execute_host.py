@@ -4,6 +4,7 @@ GPUs are played by "cpu:0", which PyTorch takes as the CPU and we do not. The st
 recorded before anybody waits for it, and that each op starts in its own device's stream.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from placewise.capture.step import TrainingStep
 from placewise.capture.training import capture_step
 from placewise.core.problem import Problem
+from placewise.execute import lanes
 from placewise.execute.copying import copy_window, copy_window_into, copy_window_over
 from placewise.execute.instructions import Copy, Run
 from placewise.execute.lowering import lower, tensor_devices
@@ -115,6 +117,28 @@ def test_the_memory_of_a_noted_step_is_the_simulators() -> None:
     predicted = Simulator(problem, "program").schedule(placement, order)
     assert len({(s.source < 2, s.target < 2) for s in placed.instructions.steps if isinstance(s, Copy)}) == 3
     assert np.array_equal(measured_memory(predicted, placed.instructions, notes), predicted.memory)
+
+
+def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause of a tenth of a second in every 20 instructions does not count."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    problem = Problem.of(captured.graph, cpu_cluster(1))
+    devices = tuple(replace(device, torch_device=GPU, threads=0) for device in one_thread_each(problem.cluster))
+    everything = np.zeros(problem.num_groups, np.int64)
+    placed = Placed(Values.of(captured), lower(problem, everything), tensor_devices(problem, everything), devices)
+    streams, pauses = InstantStreams([True]), [0.1]
+
+    def rest() -> None:
+        time.sleep(pauses[0])
+        pauses.append(0.1)
+
+    monkeypatch.setattr(lanes, "PAUSE_EVERY", 20)
+    monkeypatch.setattr(streams, "synchronize_all", rest)
+    train_step = TrainStep(captured, placed, streams)
+    assert 0 < train_step.host_seconds(batch) < 0.1
+    assert len(pauses) - 1 == -(-len(placed.instructions.steps) // 20) + 1 > 2
 
 
 @given(

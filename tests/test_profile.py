@@ -120,6 +120,7 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
     assert all(1e6 < link.bytes_per_second < 1e13 for link in found.profile.links)
     factors = vars(found.profile.contention["cpu"])
     assert [len(factors[name]) for name in ("compute", "memory", "memory_beside_compute", "copies")] == [2, 2, 2, 1]
+    assert factors["cache_bytes"] == 0
     assert graph.untimed_digest == step.graph.digest
 
 

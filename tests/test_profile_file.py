@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from builders import mixed_cluster, tiny_cluster, tiny_graph
 
-from placewise.core.cluster import Link
+from placewise.core.cluster import Cluster, Link
 from placewise.core.costs import op_seconds
 from placewise.core.errors import ProfileError
 from placewise.core.plan import Plan
@@ -59,11 +59,30 @@ def test_busy_neighbours_slow_memory_bound_ops_more() -> None:
     np.testing.assert_allclose(found, [1.2, 2.5, 2.5, np.nan])
 
 
+def test_work_in_the_cache_has_factors_of_its_own() -> None:
+    """Two neighbours, one with products and one with additions: 2 for small work, 3 for large work."""
+    graph = tiny_graph()
+    moved = np.array([10.0, 10.0, 1e9, 1e9])
+    graph = replace(graph, ops=replace(graph.ops, flops=np.zeros(4), bytes_moved=moved))
+    contention = Contention(
+        (1.0,), (1.0, 3.0, 5.0), cached=(1.0, 1.0, 1.0), cached_beside_compute=(1.0, 2.0, 4.0), cache_bytes=100.0
+    )
+    profile = replace(two_slices(), contention={"gpu": contention})
+    np.testing.assert_allclose(profile.slowdown(graph, tiny_cluster().devices[0], 0.5, 0.5), [2.0, 2.0, 3.0, 3.0])
+
+
 def test_busy_devices_slow_the_links_between_them() -> None:
     profile = replace(two_slices(), contention={"gpu": Contention(copies=(1.0, 2.0, 10.0))})
     links = profile.measured_cluster(tiny_cluster(), busy=0.75).links
     found = {(link.source, link.target): link.bytes_per_second for link in links}
     assert found["gpu:0", "gpu:1"] == pytest.approx(5e9 / 6)  # between one busy device, 2, and two, 10
+    assert {link.channel for link in profile.measured_cluster(open_cluster()).links} == {"inside gpu:0"}
+    assert {link.channel for link in two_slices().measured_cluster(open_cluster()).links} == {None}
+
+
+def open_cluster() -> Cluster:
+    """Returns the tiny cluster with a channel for each link."""
+    return replace(tiny_cluster(), links=tuple(replace(link, channel=None) for link in tiny_cluster().links))
 
 
 def test_links_and_launches_are_those_measured_and_keep_their_channels() -> None:

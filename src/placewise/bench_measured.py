@@ -30,7 +30,7 @@ from placewise.search import Budget, Outcome
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
-STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "post", "auto")
+STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto", "post")
 MEASURED = "post, measured"  # Post that goes on with measurements where the simulated Post has ended
 
 
@@ -43,7 +43,7 @@ class Trial:
     evaluations: int = 2400
     seconds: float = 10.0  # of auto
     measurements: int = 60  # of Post, from where it has ended in the simulator; 0: none
-    measuring_seconds: float = 120.0  # that these may take
+    measuring_seconds: float = 90.0  # that these may take
     busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
     warm_up: int = 2
     steps: int = 5
@@ -59,7 +59,7 @@ def bench_measured(
     captured = real_step(model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
-    measurements = measure_profile(captured, cluster, trial.virtual)
+    measurements = measure_profile(captured, cluster, trial.virtual, runs_step=True)
     tell(
         f"{len(captured.graph.ops):,} ops with {measurements.num_signatures:,} signatures, "
         f"{measurements.seconds:.1f} s to profile"

@@ -137,6 +137,9 @@ def add_profile(commands: Any) -> None:
     parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}: it names the devices")
     add_virtual_option(parser)
     parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")
+    parser.add_argument(
+        "--run-step", action="store_true", help="run the model on one GPU too, for the host's time in a whole step"
+    )
     parser.add_argument("--graph", metavar="GRAPH", help="write the graph with these times too")
     parser.add_argument("--cluster-out", metavar="CLUSTER", help="write the cluster with the measured links too")
 
@@ -147,12 +150,13 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.core.cluster_file import write_cluster
     from placewise.core.graph_file import write_graph
     from placewise.core.profile_file import write_profile
+    from placewise.execute.examples import real_step
     from placewise.execute.profile import apply_profile, measure_profile
 
     check_writable(options.output, options.graph, options.cluster_out)
     cluster = Cluster.load(options.cluster)
-    captured = load_step(options.model)
-    found = measure_profile(captured, cluster, dict(options.virtual))
+    captured = real_step(options.model) if options.run_step else load_step(options.model)
+    found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step)
     graph, measured = apply_profile(captured, cluster, found.profile)
     write_profile(found.profile, options.output)
     if options.graph:

@@ -43,6 +43,9 @@ class Contention:
     memory: tuple[float, ...] = (1.0,)  # additions, beside others that do the same
     memory_beside_compute: tuple[float, ...] = (1.0,)  # additions, beside others with products
     copies: tuple[float, ...] = (1.0,)  # from one device to another, beside products on so many of all of them
+    cached: tuple[float, ...] = (1.0,)  # additions on what is in the cache that all share, beside others with additions
+    cached_beside_compute: tuple[float, ...] = (1.0,)  # the same, beside others with products
+    cache_bytes: float = 0.0  # ops that move less than this count as cached
 
 
 @dataclass(frozen=True)
@@ -91,29 +94,39 @@ class Profile:
         factors = self.contention.get(device.kind, Contention())
         in_compute, in_memory = np.asarray(compute, np.float64), np.asarray(memory, np.float64)
         of_memory = _factor(factors.memory, in_memory) * _factor(factors.memory_beside_compute, in_compute)
+        of_cached = _factor(factors.cached, in_memory) * _factor(factors.cached_beside_compute, in_compute)
+        of_memory = np.where(graph.ops.bytes_moved < factors.cache_bytes, of_cached, of_memory)
         return np.where(is_compute(graph, device), _factor(factors.compute, in_compute + in_memory), of_memory)
 
     def measured_cluster(self, cluster: Cluster, busy: float = 0.0) -> Cluster:
-        """Returns the cluster with the measured links and launches; a link keeps its channel.
+        """Returns the cluster with the measured links and launches.
 
+        A link keeps its channel; links inside one piece of hardware share one where that was measured to be slow when busy.
         `busy` is the share of the time in which all devices on the same hardware are taken to work.
         """
         found = {(link.source, link.target): link for link in self.links}
         links = []
         for link in cluster.links:
-            measured = found.get((link.source, link.target))
-            links.append(link if measured is None else replace(measured, channel=link.channel))
+            measured = found.get((link.source, link.target), link)
+            links.append(replace(measured, channel=link.channel or self._shared_channel(link.source, link.target)))
         measured_cluster = replace(cluster, links=tuple(links), dispatch_seconds=self.dispatch_seconds)
         if not busy:
             return measured_cluster
         return slower_links(measured_cluster, {ends: float(self.copy_slowdown(*ends, np.array(busy))) for ends in found})
 
+    def _shared_channel(self, source: str, target: str) -> str | None:
+        known = {device.name: device for device in self.devices}
+        ends = [known[name] for name in (source, target) if name in known]
+        if len({end.times_of for end in ends}) != 1 or len(ends) < 2:
+            return None
+        return f"inside {ends[0].times_of}" if len(self.contention.get(ends[0].kind, Contention()).copies) > 1 else None
+
     def copy_slowdown(self, source: str, target: str, busy: Floats) -> Floats:
         """Returns the factors of copies while these shares of the devices on the same hardware work."""
-        ends = [next(device for device in self.devices if device.name == name) for name in (source, target)]
-        if ends[0].times_of != ends[1].times_of:
+        if self._shared_channel(source, target) is None:
             return np.ones_like(busy)
-        return _factor(self.contention.get(ends[0].kind, Contention()).copies, busy)
+        kind = next(device.kind for device in self.devices if device.name == source)
+        return _factor(self.contention[kind].copies, busy)
 
 
 def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> Cluster:

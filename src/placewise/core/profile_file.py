@@ -14,7 +14,7 @@ FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contenti
 DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices")
 LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds")
 TIMING_FIELDS = ("seconds", "spread_seconds", "count")
-CONTENTION_FIELDS = ("compute", "memory", "memory_beside_compute", "copies")
+FACTORS = ("compute", "memory", "memory_beside_compute", "copies", "cached", "cached_beside_compute")
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -80,14 +80,14 @@ def _timings(row: Any, element: str, names: list[str]) -> dict[str, Timing]:
 
 
 def _contention(row: Any, element: str) -> Contention:
-    table = Table(element, row, CONTENTION_FIELDS, ProfileError)
-    columns = []
-    for name in CONTENTION_FIELDS:
+    table = Table(element, row, (*FACTORS, "cache_bytes"), ProfileError)
+    columns: dict[str, Any] = {}
+    for name in FACTORS:
         factors = table.rows(name, ... if name in ("compute", "memory") else [1.0])  # older files have these two
         if not factors or any(type(factor) not in (int, float) or not 1 <= factor < 1e6 for factor in factors):
             raise table.wrong(f"{name} must be a list of at least one number, none below 1, it is {factors}")
-        columns.append(tuple(float(factor) for factor in factors))
-    return Contention(*columns)
+        columns[name] = tuple(float(factor) for factor in factors)
+    return Contention(**columns, cache_bytes=table.number("cache_bytes", 0))
 
 
 def format_profile(profile: Profile) -> str:

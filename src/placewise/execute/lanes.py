@@ -22,6 +22,7 @@ from placewise.execute.source import Source
 from placewise.execute.values import HOST
 from placewise.execute.windows import Windows
 
+PAUSE_EVERY = 400  # instructions: a GPU's queue holds about a thousand launches, then the host has to wait
 PARAMETERS = ("residents", "numbers", "mail", "outputs", "note")
 
 
@@ -34,14 +35,18 @@ class Lanes:
 
 
 class LaneWriter:
-    """Writes the lanes of a placed step; with `is_noted` they also note when everything ran, and what it made."""
+    """Writes the lanes of a placed step.
+
+    With `is_noted` they also note when everything ran, and what it made. With `pause`, which is for steps on GPUs, the host
+    calls that at the start and now and then.
+    """
 
     def __init__(
         self, placed: Placed, numbers: Numbers, positions: dict[Slot, int], streams: Streams | None, alarm: Alarm,
-        is_noted: bool = False,
+        is_noted: bool = False, pause: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.placed, self.values, self.numbers, self.positions = placed, placed.values, numbers, positions
-        self.streams, self.is_noted = streams, is_noted
+        self.streams, self.is_noted, self.pause = streams, is_noted, pause
         self.homes = placed.homes.tolist()
         self.meetings = Meetings(placed.waits, [device.is_gpu for device in placed.devices], streams, alarm)
         self.sources: dict[int, Source] = {}
@@ -53,6 +58,10 @@ class LaneWriter:
     def write(self) -> Lanes:
         """Returns the lanes."""
         for number, step in enumerate(self.placed.instructions.steps):
+            if self.pause is not None and number % PAUSE_EVERY == 0:
+                self._lane(next(i for i, device in enumerate(self.placed.devices) if device.is_gpu)).add_call(
+                    "pause", self.pause
+                )
             match step:
                 case Run():
                     self._run(number, step)

@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,10 +11,14 @@ import torch
 from placewise.capture.training import CapturedStep
 from placewise.core.cluster import Cluster
 from placewise.core.graph import Graph
+from placewise.core.problem import Problem
 from placewise.core.profile import Profile, ProfiledDevice, Timing
 from placewise.execute.clocks import Clock, alike, run_on, time_work
+from placewise.execute.compiling import compile_placement
+from placewise.execute.examples import random_batch
 from placewise.execute.links import measure_links
 from placewise.execute.machine import RealDevice, real_devices
+from placewise.execute.measured_worker import is_out_of_memory
 from placewise.execute.profile_contention import measure_contention
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import OpCall, op_calls
@@ -30,8 +34,14 @@ class Measurements:
     seconds: float
 
 
-def measure_profile(captured: CapturedStep, cluster: Cluster, virtual: Mapping[str, int] | None = None) -> Measurements:
-    """Returns what a step's ops, and the links between all devices, take on this machine."""
+def measure_profile(
+    captured: CapturedStep, cluster: Cluster, virtual: Mapping[str, int] | None = None, *, runs_step: bool = False
+) -> Measurements:
+    """Returns what a step's ops, and the links between all devices, take on this machine.
+
+    With `runs_step` the host's time for a launch is that in a whole step, for which the model is trained twice on one GPU.
+    Otherwise it is that of one op again and again, which is faster: all that it touches is in the processor's caches.
+    """
     begun = time.perf_counter()
     devices = real_devices(cluster, virtual)
     kinds = {device.name: device.kind for device in cluster.devices}
@@ -49,14 +59,33 @@ def measure_profile(captured: CapturedStep, cluster: Cluster, virtual: Mapping[s
             timings.setdefault(signature, {})[device.name] = found[0]
             if device.is_gpu:
                 launches.setdefault(signature, found[1])
+    dispatch_seconds = float(np.mean([launches[c.signature] for c in calls if c.signature in launches])) if launches else 0.0
+    if runs_step and launches:
+        dispatch_seconds = _launch_in_a_step(captured, cluster, devices) or dispatch_seconds
     profile = Profile(
         tuple(ProfiledDevice(d.name, kinds[d.name], _hardware(d), first[d].name, _num_alike(d, devices)) for d in devices),
         timings,
         measure_links(devices),
-        float(np.mean([launches[call.signature] for call in calls if call.signature in launches])) if launches else 0.0,
+        dispatch_seconds,
         measure_contention(devices),
     )
     return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
+
+
+def _launch_in_a_step(captured: CapturedStep, cluster: Cluster, devices: Sequence[RealDevice]) -> float | None:
+    """Returns the host's seconds for a launch of the whole step on the first GPU; None where that has not the memory."""
+    first = next(i for i, device in enumerate(devices) if device.is_gpu)
+    alone = Cluster("one", (replace(cluster.devices[first], memory_bytes=2**50),), ())
+    problem = Problem.of(captured.graph, alone)
+    try:
+        train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (devices[first],))
+        batch = train_step.bring_home(random_batch(captured))
+        train_step(batch)
+        return train_step.host_seconds(batch) / problem.num_ops
+    except RuntimeError as trouble:
+        if not is_out_of_memory(trouble):
+            raise
+        return None
 
 
 def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:

@@ -8,20 +8,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import Barrier, Event, Thread
+from typing import Any
 
 import numpy as np
 import torch
 
 from placewise.core.profile import Contention
-from placewise.execute.clocks import own_thread
+from placewise.execute.clocks import StreamClock, own_thread
 from placewise.execute.machine import RealDevice
 
 COMPUTE = {True: (4096, 8), False: (512, 4)}  # of GPUs, of CPUs: rows of square matrices, products in a stretch
 MEMORY = {True: (1 << 26, 8), False: (1 << 23, 4)}  # float32 elements, additions in a stretch
 COPIED_BYTES, COPIES = 1 << 24, 16  # between slices of a GPU, in a stretch
+CACHED_ELEMENTS, CACHED_ADDITIONS = 1 << 20, 50  # 12 MiB in all, which every GPU with slices worth the name has in its cache
 REPEATS = 7
 
-Stretch = Callable[[], None]  # works for a while, and returns when it has ended
+Stretch = Callable[[], float | None]  # works for a while; returns when it has ended, with the seconds if it knows them
 Make = Callable[[RealDevice], Stretch]
 
 
@@ -37,9 +39,20 @@ def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
                 _factors(first, _products, others, _products),
                 _factors(first, _additions, others, _additions),
                 _factors(first, _additions, others, _products),
-                _factors(first, _copies, mates, _products) if is_gpu else (1.0,),
+                *(_on_one_gpu(first, mates) if is_gpu else ()),
             )
     return found
+
+
+def _on_one_gpu(first: RealDevice, mates: Sequence[RealDevice]) -> tuple[Any, ...]:
+    """Returns what only slices of a GPU have: factors of copies between them and of its cache, and how large that is."""
+    others = mates[1:]
+    return (
+        _factors(first, _copies, mates, _products),
+        _factors(first, _cached_additions, others, _additions),
+        _factors(first, _cached_additions, others, _products),
+        float(torch.cuda.get_device_properties(first.torch_device).L2_cache_size),
+    )
 
 
 def _factors(device: RealDevice, make: Make, others: Sequence[RealDevice], make_others: Make) -> tuple[float, ...]:
@@ -83,8 +96,8 @@ def _thread_of(device: RealDevice) -> Iterator[Callable[[Stretch], float]]:
 
     def timed(stretch: Stretch) -> float:
         start = time.perf_counter()
-        stretch()
-        return time.perf_counter() - start
+        seconds = stretch()
+        return time.perf_counter() - start if seconds is None else seconds
 
     with ExitStack() as stack:
         if device.is_gpu:
@@ -104,6 +117,16 @@ def _additions(device: RealDevice) -> Stretch:
     elements, times = MEMORY[device.is_gpu]
     a, b, out = (torch.rand(elements, device=device.torch_device) for _ in range(3))
     return _repeated(device, lambda: torch.add(a, b, out=out), times)
+
+
+def _cached_additions(device: RealDevice) -> Stretch:
+    """Additions on what a GPU's cache can hold, launched before they start: each is shorter than its launch."""
+    from placewise.execute.green_contexts import stream_of
+
+    a, b, out = (torch.rand(CACHED_ELEMENTS, device=device.torch_device) for _ in range(3))
+    clock = StreamClock(stream_of(device))
+    torch.cuda.synchronize(device.torch_device)
+    return lambda: clock.seconds(lambda: torch.add(a, b, out=out), CACHED_ADDITIONS)
 
 
 def _copies(device: RealDevice) -> Stretch:

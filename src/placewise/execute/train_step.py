@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -59,6 +60,17 @@ class TrainStep:
         notes = Notes()
         self._run(batch, self._noted, notes)
         return notes
+
+    def host_seconds(self, batch: Any) -> float:
+        """Runs one step and returns how long the host takes to launch it, on GPUs; it does not wait for them.
+
+        CUDA's queues are let run empty now and then, off the clock, for the host waits where one is full.
+        """
+        watch = _Stopwatch(self.synchronize)
+        lanes = LaneWriter(*self._given, pause=watch.pause).write()
+        self._run(batch, lanes)
+        watch.pause()
+        return watch.seconds
 
     @property
     def warm_up_steps(self) -> int:
@@ -123,3 +135,17 @@ class TrainStep:
         for other in outputs[1:]:  # of micro-batches: each is its part of the whole
             loss = loss + other.to(loss.device)
         return loss
+
+
+class _Stopwatch:
+    """The seconds from the first pause to the last, without what pauses take."""
+
+    def __init__(self, rest: Callable[[], None]) -> None:
+        self.seconds, self._rest = 0.0, rest
+        self._begun: float | None = None
+
+    def pause(self) -> None:
+        if self._begun is not None:
+            self.seconds += perf_counter() - self._begun
+        self._rest()
+        self._begun = perf_counter()
