@@ -69,12 +69,15 @@ def bench_measured(
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
     if trial.kept:
         write_profile(profile, Path(trial.kept) / "profile.json")
-    rows = []
+    rows, measured = [], dict[bytes, dict[str, Any]]()
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if trial.kept:
             _plan(name, schedule).save(Path(trial.kept) / f"{Path(name).stem.replace(' ', '-')}.json")
-        rows.append({"placement": name, **_row(captured, problem, profile, schedule, trial)})
+        same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
+        if same not in measured:
+            measured[same] = _row(captured, problem, profile, schedule, trial)
+        rows.append({"placement": name, **measured[same]})
         tell(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else str(value) for key, value in rows[-1].items()))
     ran = [row for row in rows if row["measured ms"] != "-"]
     errors = [abs(row["error %"]) for row in ran]
