@@ -48,6 +48,7 @@ class Trial:
     warm_up: int = 2
     steps: int = 5
     virtual: Mapping[str, int] = field(default_factory=dict)
+    cuda_graphs: bool = False  # run everything a second time, with stretches as CUDA graphs
     kept: str | None = None  # a folder for the profile, and a plan for each placement
 
 
@@ -167,8 +168,12 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
     }
     row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
     row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": "-"}
+    if trial.cuda_graphs:
+        row |= {"with graphs ms": "-"}
     try:
         found = _run(captured, alone, trial)
+        if trial.cuda_graphs:
+            row["with graphs ms"] = float(np.median(_run(captured, alone, trial, cuda_graphs=True).step_seconds)) * 1e3
     except RuntimeError as trouble:
         if not is_out_of_memory(trouble):
             raise
@@ -185,10 +190,11 @@ def _gpu_bytes(schedule: Schedule) -> int:
     return int(schedule.memory[:, is_gpu].sum(axis=1).max(initial=0))
 
 
-def _run(captured: CapturedStep, alone: Schedule, trial: Trial) -> Measurement:
+def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement:
     devices = real_devices(alone.problem.cluster, trial.virtual)
-    train_step = compile_placement(alone.problem, alone.placement, alone.order, captured, devices)
+    train_step = compile_placement(alone.problem, alone.placement, alone.order, captured, devices, cuda_graphs)
     try:
-        return measure_steps(train_step, alone, random_batch(captured), trial.steps, trial.warm_up)
+        warm_up = max(trial.warm_up, train_step.warm_up_steps)
+        return measure_steps(train_step, alone, random_batch(captured), trial.steps, warm_up)
     finally:
         train_step.close()

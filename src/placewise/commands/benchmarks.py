@@ -60,6 +60,7 @@ def add_bench(commands: Any) -> None:
     measured.add_argument(
         "--measurements", metavar="N", type=count_argument, help="that Post has, behind its search in the simulator (60)"
     )
+    measured.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
     measured.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
     suite = parser.add_argument_group(
         "suite", "with MODEL (files too, or all), --strategies, --budget, --workers, --ray, -o"
@@ -126,6 +127,7 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
         options.seconds or usual.seconds,
         usual.measurements if options.measurements is None else options.measurements,
         virtual=dict(options.virtual),
+        cuda_graphs=options.cuda_graphs,
         kept=options.keep,
     )
     if options.keep:
