@@ -89,6 +89,15 @@ def measure_of(options: argparse.Namespace) -> "Measure | None":
     return Measure(**chosen) if options.measure else None
 
 
+def check_devices(options: argparse.Namespace, measure: "Measure | None") -> None:
+    """Refuses to measure on devices that this machine has not; of a Ray cluster's machines nothing is known here."""
+    if measure is not None and options.ray is None:
+        from placewise.core.cluster import Cluster
+        from placewise.execute.machine import real_devices
+
+        real_devices(Cluster.load(options.cluster), measure.virtual)
+
+
 def report_failure(line: str) -> None:
     """Says on standard error that a measurement failed."""
     print(f"placewise: {line}", file=sys.stderr)

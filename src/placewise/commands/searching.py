@@ -20,7 +20,14 @@ from placewise.commands.common import (
     seconds_argument,
 )
 from placewise.commands.curves import curves
-from placewise.commands.profiling import add_measure_options, add_profile_options, load_timed, measure_of, report_failure
+from placewise.commands.profiling import (
+    add_measure_options,
+    add_profile_options,
+    check_devices,
+    load_timed,
+    measure_of,
+    report_failure,
+)
 from placewise.commands.progress import Ticker
 from placewise.commands.recording import conclude
 from placewise.core.errors import StrategyError
@@ -100,7 +107,8 @@ def _place(options: argparse.Namespace) -> None:
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
     names = (options.model, options.cluster)
     request = Request(strategy, _settings(options.set), budget, options.seed, options.order, *names, measure)
-    make(strategy, dict(request.settings))  # wrong names are refused before any work
+    make(strategy, dict(request.settings))  # wrong names, and devices that are not here, are refused before any work
+    check_devices(options, measure)
     problem = _problem(options)
     limit = find_bound(problem)
     points: list[Point] = []
@@ -157,6 +165,7 @@ def _compare(options: argparse.Namespace) -> None:
         raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {unknown[0]!r}")
     for name in names:
         make(name, own[name])
+    check_devices(options, measure)
     problem = _problem(options)
     limit, rows = None if measure else find_bound(problem), []  # a bound holds for simulated times
     for name in names:

@@ -39,4 +39,6 @@ for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media)
 
 showPlans();
 showPlan(0);
+state.upToLimit = state.problem.devices.some((device, d) => state.plan.peak_bytes[d] > 0.03 * device.memory_bytes);  // else it is a line
+markToggles();
 window.placewise = { state, whereIs };  // for those who drive the page
