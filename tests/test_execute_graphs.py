@@ -6,6 +6,8 @@ tests/test_execute_cuda.py.
 """
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,12 +23,15 @@ from test_capture_equal import OPTIMIZERS, bitwise, eager_step, snapshot
 from test_execute_host import GPU, InstantStreams
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
+from placewise.capture import capture_inference
 from placewise.capture.step import TrainingStep
 from placewise.capture.training import CapturedStep, capture_step
 from placewise.core.problem import Problem
 from placewise.execute import batches, residents, stretches
-from placewise.execute.graphed import WARM_UP
+from placewise.execute.graph_lanes import RecordingWriter
+from placewise.execute.graphed import MOST_RECORDINGS, WARM_UP
 from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
@@ -42,11 +47,20 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[Entry] = []
+        self.is_running = False
+
+    def start(self) -> None:
+        self.is_running = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        self.is_running = False
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         made = result if isinstance(result, (tuple, list)) else (result,)
-        self.entries.append((function, args, dict(kwargs or {}), list(made)))
+        self.entries.append(tree_map_only(Tensor, Tensor.detach, (function, args, dict(kwargs or {}), list(made))))
         return result
 
     def replay(self) -> None:
@@ -68,12 +82,12 @@ class Tapes:
     def begin(self, stretch: int, device: int) -> Callable[[], Any]:
         def begin() -> None:
             self.tapes[stretch] = Tape()
-            self.tapes[stretch].__enter__()  # type: ignore[no-untyped-call]
+            self.tapes[stretch].start()
 
         return begin
 
     def end(self, stretch: int) -> Callable[[], Any]:
-        return lambda: self.tapes[stretch].__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        return lambda: self.tapes[stretch].stop()
 
     def replay(self, stretch: int) -> Callable[[], Any]:
         def replay() -> None:
@@ -82,7 +96,13 @@ class Tapes:
 
         return replay
 
-    def give_up(self) -> None: ...
+    def give_up(self) -> None:
+        for tape in self.tapes.values():
+            if tape.is_running:
+                tape.stop()
+
+    def reset(self) -> None:
+        self.tapes.clear()
 
 
 def graphed(captured: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
@@ -218,3 +238,112 @@ def test_a_whole_step_on_one_gpu_is_few_stretches() -> None:
         twins.assert_same_step(train_step)
     assert made[-1].replays == 1
     assert len(made[-1].tapes) == 1
+
+
+def recorded_twins() -> tuple[Twins, TrainStep, list[Tapes]]:
+    """Returns a step on two GPUs that has been recorded and replayed."""
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = graphed(twins.capture(), 2, (True, True))
+    for _ in range(WARM_UP + 2):
+        twins.assert_same_step(train_step)
+    assert len(made) == 1
+    return twins, train_step, made
+
+
+def test_another_layout_in_memory_is_recorded_again() -> None:
+    twins, train_step, made = recorded_twins()
+    for parameter in (*twins.twin.parameters(), *twins.model.parameters()):  # kernels round by the layout
+        parameter.data = parameter.data.t().contiguous().t()
+    for _ in range(3):
+        twins.assert_same_step(train_step)
+    assert len(made) == 2
+
+
+def test_what_was_recorded_goes_with_the_step() -> None:
+    """Without a collector of cycles: graphs hold much memory."""
+    _, train_step, made = recorded_twins()
+    kept = [weakref.ref(tensor) for tape in made[0].tapes.values() for *_, results in tape.entries for tensor in results]
+    lane = weakref.ref(train_step._lanes.functions[-1])
+    assert kept
+    gc.disable()
+    try:
+        train_step.close()
+        assert [ref for ref in kept if ref() is not None] == []
+        del train_step
+        assert lane() is None
+    finally:
+        gc.enable()
+
+
+def test_a_step_that_never_stays_the_same_stays_plain() -> None:
+    twins, train_step, made = recorded_twins()
+    for _ in range(MOST_RECORDINGS + 3):
+        for parameter in twins.twin.parameters():
+            parameter.data = parameter.data.clone()
+        twins.assert_same_step(train_step)
+    assert len(made) == MOST_RECORDINGS
+
+
+def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = graphed(twins.capture(), 2, (True,))
+    for _ in range(WARM_UP):
+        twins.assert_same_step(train_step)
+
+    def fail() -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tapes, "end", lambda tapes, stretch: fail)
+        with pytest.warns(UserWarning, match="no CUDA graphs from now on"), pytest.raises(RuntimeError, match="capturing"):
+            train_step(batch())
+    train_step(batch())
+    assert len(made) == 1
+
+
+def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = graphed(twins.capture(), 2, (True,))
+    for _ in range(WARM_UP):
+        twins.assert_same_step(train_step)
+
+    def interrupt(writer: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordingWriter, "write", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_step(batch())
+    for _ in range(3):
+        train_step(batch())
+    assert made[-1].replays
+
+
+def test_a_plain_step_in_between() -> None:
+    """Notes are taken without graphs, whose memory is given back for that."""
+    twins, train_step, made = recorded_twins()
+    given = batch()
+    train_step.note(given)
+    eager_step(TrainingStep(twins.model, nn.MSELoss(), twins.optimizers[0], given))
+    assert not made[0].tapes
+    for _ in range(2):
+        twins.assert_same_step(train_step)
+
+
+@pytest.mark.parametrize(("mask", "share"), [(True, 0.0), (False, 1.0)])
+def test_masks_are_left_to_the_host(mask: bool, share: float) -> None:
+    """An op that is given a mask looks how many there are; indices are like any tensor."""
+
+    class Chosen(nn.Module):
+        def forward(self, x: Tensor, which: Tensor) -> Tensor:
+            return torch.index_put(x, [which], torch.zeros(())) + 1
+
+    which = torch.tensor([True, False, True]) if mask else torch.tensor([0, 2])
+    step = capture_inference(Chosen(), (torch.randn(3), which))
+    train_step, _ = graphed(step, 0, (True,))
+    for _ in range(WARM_UP + 2):
+        train_step(step.step.batch)
+    assert train_step.num_graphed_ops == share * len(step.graph.ops)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """The window on a tensor's memory that was made first; it is shown, and decides nothing."""
+    """The window on a tensor's memory that was made first; it is shown, and changes no step."""
 
     dtype: str  # as torch names it: float32
     sizes: tuple[int, ...]  # empty for a single number

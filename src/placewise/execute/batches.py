@@ -14,6 +14,7 @@ def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tup
     if isinstance(example, Tensor):
         if not isinstance(given, Tensor) or given.shape != example.shape or given.dtype != example.dtype:
             raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+        _check_repeats(example, given, path)
         yield path, given
     elif isinstance(example, Mapping):
         if not isinstance(given, Mapping) or given.keys() != example.keys():
@@ -27,6 +28,13 @@ def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tup
             yield from batch_tensors(entry, given[i], f"{path}[{i}]")
     elif type(given) is not type(example) or given != example:
         raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+
+
+def _check_repeats(example: Tensor, given: Tensor, path: str) -> None:
+    """Refuses values that differ where the example is one value repeated, as expand() makes it: the step has one there."""
+    for dim, (stride, now) in enumerate(zip(example.stride(), given.stride(), strict=True)):
+        if not stride and now and given.shape[dim] > 1 and not bool((given == given.narrow(dim, 0, 1)).all()):
+            raise ExecutionError(f"{path}: the step was captured with values that are all the same along dimension {dim}")
 
 
 def _describe(value: Any) -> str:

@@ -1,9 +1,11 @@
 """Stretches of one GPU as CUDA graphs: recorded once, then launched by one call.
 
 All graphs of a GPU share one pool of memory. They are replayed in the order in which they were recorded, each in the stream
-that it was recorded in, so what one has freed the next may use, as the plan says. What other streams read is not freed.
+that it was recorded in, so what one has freed the next one of that stream may use, as the plan says: the allocator's free
+blocks belong to a stream. What other streams read is not freed.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,6 +16,7 @@ import torch
 from placewise.execute.machine import RealDevice
 
 _BareGraph = torch._C._CUDAGraph  # its methods, without the layer that torch.cuda.CUDAGraph puts around them
+_Pool = Any  # what torch calls a pool's handle
 
 
 class CudaGraphs:
@@ -21,18 +24,22 @@ class CudaGraphs:
 
     def __init__(self, devices: Sequence[RealDevice]) -> None:
         self._devices = devices
-        self._pools = {device.torch_device: torch.cuda.graph_pool_handle() for device in devices if device.is_gpu}
+        self._pools: dict[str, _Pool] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._recording: torch.cuda.CUDAGraph | None = None
+        self._recording: tuple[torch.cuda.CUDAGraph, str] | None = None  # the GPU, too
+        for gpu in dict.fromkeys(device.torch_device for device in devices if device.is_gpu):
+            torch.cuda.synchronize(gpu)
+            self._pools[gpu] = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # while it records, the allocator can't take back what plain steps have left in its cache
 
     def begin(self, stretch: int, device: int) -> Callable[[], Any]:
         """Begins to record what is launched in a device's stream, which is the current one."""
-        pool = self._pools[self._devices[device].torch_device]
+        gpu = self._devices[device].torch_device
 
         def begin() -> None:
             graph = self._graphs[stretch] = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool, capture_error_mode="thread_local")  # CPU devices' threads may pin memory meanwhile
-            self._recording = graph
+            self._recording = (graph, gpu)
+            graph.capture_begin(self._pools[gpu], capture_error_mode="thread_local")  # CPU devices may pin memory meanwhile
 
         return begin
 
@@ -40,8 +47,10 @@ class CudaGraphs:
         """Ends the recording, and launches what was recorded."""
 
         def end() -> None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The CUDA Graph is empty")  # its ops launch nothing
+                self._graphs[stretch].capture_end()
             self._recording = None
-            self._graphs[stretch].capture_end()
             self._graphs[stretch].replay()
 
         return end
@@ -51,8 +60,18 @@ class CudaGraphs:
         return partial(_BareGraph.replay, self._graphs[stretch])
 
     def give_up(self) -> None:
-        """Ends a recording that has failed, so that the stream can be used again."""
-        if self._recording is not None:
-            graph, self._recording = self._recording, None
-            with suppress(RuntimeError):  # it says again that the recording has failed
-                graph.capture_end()
+        """Ends a recording that has failed, so that the stream and the allocator can go on."""
+        if self._recording is None:
+            return
+        (graph, gpu), self._recording = self._recording, None
+        try:
+            graph.capture_end()
+        except RuntimeError:  # it says again that the recording has failed, and may leave the allocator in it
+            with suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.device(gpu).index or 0, self._pools[gpu])
+
+    def reset(self) -> None:
+        """Gives back what the graphs hold; they can't be replayed any more."""
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 
 
 class Stopped(Exception):
@@ -11,14 +12,14 @@ class Stopped(Exception):
 class Gate:
     """A lock that one thread opens and one other passes; passing closes it again, so it needs no reset between steps."""
 
-    __slots__ = ("_alarm", "_lock", "open")
+    __slots__ = ("__weakref__", "_alarm", "_lock", "open")
 
     def __init__(self, alarm: "Alarm") -> None:
         self._alarm = alarm
         self._lock = threading.Lock()
         self._lock.acquire()
         self.open = self._lock.release
-        alarm.gates.append(self)
+        alarm.gates.add(self)
 
     def wait(self) -> None:
         """Returns when the gate is opened; raises Stopped when the step has failed."""
@@ -40,7 +41,7 @@ class Alarm:
     """The failures of a step; the first one wakes everybody who waits."""
 
     def __init__(self) -> None:
-        self.gates: list[Gate] = []
+        self.gates: weakref.WeakSet[Gate] = weakref.WeakSet()  # they go with the lanes that wait at them
         self.failures: list[BaseException] = []
         self._lock = threading.Lock()
 

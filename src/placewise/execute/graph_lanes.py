@@ -29,6 +29,9 @@ class Graphs(Protocol):
     def give_up(self) -> None:
         """Ends a recording that has failed."""
 
+    def reset(self) -> None:
+        """Gives back what the graphs hold; they can't be replayed any more."""
+
 
 class RecordingWriter(LaneWriter):
     """Writes lanes that run a step once and record its stretches."""
@@ -91,8 +94,8 @@ class RecordingWriter(LaneWriter):
         made = (slot for op in self.stretches.ops[stretch] for slot in self._makes(op))
         return [f"s{slot:d}" for slot in made if self.values.storages[slot] in self.stretches.escaping]
 
-    def _land(self, step: Copy, name: str, expression: str) -> None:
-        super()._land(step, name, expression)
+    def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
+        super()._land(step, name, function, *args)
         if (step.tensor, step.target) in self.stretches.copies:
             self._lane(step.target).add(f"kept[{name!r}] = {name}")
 
@@ -118,10 +121,10 @@ class ReplayWriter(RecordingWriter):
         if others:
             self._lane(device).add(f"del {', '.join(others)}")
 
-    def _land(self, step: Copy, name: str, expression: str) -> None:
+    def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
         if (step.tensor, step.target) not in self.stretches.copies:
-            super()._land(step, name, expression)
-        elif expression.startswith("share_window"):
+            LaneWriter._land(self, step, name, function, *args)
+        elif function == "share_window":
             self._lane(step.target).add(f"{name} = kept[{name!r}]")
         else:
-            self._lane(step.target).add(f"{name} = {expression[:-1]}, kept[{name!r}])")
+            LaneWriter._land(self, step, name, function, *args, f"kept[{name!r}]")

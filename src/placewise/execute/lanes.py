@@ -73,6 +73,7 @@ class LaneWriter:
                     self._free(self.windows.pop(step.tensor, step.device), step.device)
         for i, slot in enumerate(self.values.program.outputs):
             self._return(i, slot, self.homes[self.values.storages[slot]])
+        del self.windows  # they know this writer, and would keep it and what it knows
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
     def _source(self, device: int) -> Source:
@@ -200,15 +201,15 @@ class LaneWriter:
                 given, forget = self._handed(step, base)
                 whole = given if forget else f"pin({given})"  # what came by mail is pinned
             name = self.windows.target(base, step.tensor, step.target)
-            self._land(step, name, f"share_window({first}, {given})" if first else f"{copy}({whole})")
+            self._land(step, name, *("share_window", first, given) if first else (copy, whole))
             if forget:
                 source.add(forget)
             first = first or name
         return first
 
-    def _land(self, step: Copy, name: str, expression: str) -> None:
+    def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
         """Gives a window on a GPU's copy its name."""
-        self._lane(step.target).add(f"{name} = {expression}")
+        self._lane(step.target).add(f"{name} = {function}({', '.join(args)})")
 
     def _send(self, step: Copy, copy: str) -> str:
         """Copies from a GPU into the mailbox of a CPU device, and returns the copy's place in it."""

@@ -42,7 +42,7 @@ class Source:
         body = "\n ".join(self.lines or ["pass"])
         text = f"def {self.name}({', '.join(self._parameters)}):\n {body}\n"
         exec(compile(text, f"<placewise {self.name}>", "exec"), self.names)
-        function: Callable[..., Any] = self.names[self.name]
+        function: Callable[..., Any] = self.names.pop(self.name)  # in its own globals it would never go
         return function
 
     def function(self, function: Any) -> str:

@@ -7,6 +7,7 @@ read no number of the host's that changes, and draw none.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tag
 from torch._ops import OpOverload
@@ -19,6 +20,15 @@ from placewise.execute.values import HOST, is_random, slots_of
 
 FEWEST_OPS = 4  # of a stretch: the host launches a graph in the time of about one op, but recording many takes long
 UNKNOWN_SIZES = (Tag.dynamic_output_shape, Tag.data_dependent_output)  # of ops that let the host wait for their values
+INDEXED = (
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_unsafe_index_put",
+)  # by masks they do, too
+WAITING = ("linalg_", "_linalg_")  # beginnings of names: the libraries behind these wait for what they have made
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,17 @@ class _Finder:
         call = self.values.op_calls[op]
         if not isinstance(call.function, OpOverload) or is_random(call):
             return False
-        return not any(tag in call.function.tags for tag in UNKNOWN_SIZES) and changing.isdisjoint(self._numbers(op, call))
+        if self._lets_the_host_wait(call.function, call.args):
+            return False
+        return changing.isdisjoint(self._numbers(op, call))
+
+    def _lets_the_host_wait(self, function: OpOverload, args: tuple[Any, ...]) -> bool:
+        name = function._schema.name.partition("::")[2]
+        if name not in INDEXED:
+            return name.startswith(WAITING) or any(tag in function.tags for tag in UNKNOWN_SIZES)
+        storages = [self.values.storages[index] for index in args[1] if index is not None]
+        shapes = [None if storage == HOST else self.values.graph.tensors.shape_of(storage) for storage in storages]
+        return any(shape is None or not shape.dtype.startswith("int") for shape in shapes)
 
     def _numbers(self, op: int, call: Call) -> list[int]:
         read = [slot for slot in slots_of(call) if self.values.storages[slot] == HOST]

@@ -1,7 +1,7 @@
 """A compiled step: a real batch in, the loss out, and the model's own parameters updated."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
@@ -54,7 +54,8 @@ class TrainStep:
         return self._residents.bring_home(batch)
 
     def note(self, batch: Any) -> Notes:
-        """Runs one step and returns when everything ran, and the bytes that it made."""
+        """Runs one step without graphs, and returns when everything ran and the bytes that it made."""
+        self._forget_graphs()
         if self._noted is None:
             self._noted = LaneWriter(*self._given, is_noted=True).write()
         notes = Notes()
@@ -62,10 +63,11 @@ class TrainStep:
         return notes
 
     def host_seconds(self, batch: Any) -> float:
-        """Runs one step and returns how long the host takes to launch it, on GPUs; it does not wait for them.
+        """Runs one step and returns how long the host takes to launch it without graphs, on GPUs; it does not wait for them.
 
         CUDA's queues are let run empty now and then, off the clock, for the host waits where one is full.
         """
+        self._forget_graphs()
         watch = _Stopwatch(self.synchronize)
         lanes = LaneWriter(*self._given, pause=watch.pause).write()
         self._run(batch, lanes)
@@ -101,8 +103,14 @@ class TrainStep:
         return {device.name if device.slice is None else device.torch_device: device.torch_device for device in gpus}
 
     def close(self) -> None:
-        """Ends the threads of the CPU devices; the step can't be run any more."""
+        """Ends the threads of the CPU devices and gives back graphs; the step can't be run any more."""
         self._team.close()
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        """Gives back the memory of graphs, which a plain step needs; they are recorded anew when they are wanted."""
+        if self._graphed is not None:
+            self._graphed.forget()
 
     def _run(self, batch: Any, lanes: Lanes | None = None, notes: Notes | None = None) -> Any:
         if not self._team.close.alive:
@@ -112,21 +120,32 @@ class TrainStep:
         with torch.no_grad():
             residents = self._residents.gather(batch)
             numbers, updates = self._host(residents)
-            if lanes is None:
-                lanes = self._lanes if self._graphed is None else self._graphed.lanes(residents, numbers)
+            lanes = self._choose(residents, numbers) if lanes is None else lanes
             mail: list[Any] = [None] * lanes.num_mails
             given = (residents, numbers, mail, outputs, None if notes is None else notes.add)
             jobs = {lane: job_of(function, *given) for lane, function in lanes.functions.items()}
             host = jobs.pop(HOST_LANE, None)
-            with self._streams.step(notes) if self._streams is not None else nullcontext():
-                try:
-                    self._team.run(jobs, host)
-                except BaseException:
-                    if self._graphed is not None:
-                        self._graphed.give_up()
-                    raise
+            with self._streams.step(notes) if self._streams is not None else nullcontext(), self._guard():
+                self._team.run(jobs, host)
             self._residents.keep(updates)
             return self._returned(outputs)
+
+    def _choose(self, residents: list[Any], numbers: list[Any]) -> Lanes:
+        """Returns the lanes of this step."""
+        if self._graphed is None:
+            return self._lanes
+        with self._guard():
+            return self._graphed.lanes(residents, numbers)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Leaves CUDA and the graphs in order when what is inside fails."""
+        try:
+            yield
+        except BaseException as failure:
+            if self._graphed is not None:
+                self._graphed.give_up(failure)
+            raise
 
     def _returned(self, outputs: list[Tensor]) -> Any:
         if self._step.step.optimizer is None:
