@@ -165,6 +165,15 @@ def test_batches_of_other_strides_give_the_same() -> None:
         assert torch.equal(train_step(batch), eager_step(plain)[0])
 
 
+def test_rows_that_were_one_row_at_capture_must_be_one_row() -> None:
+    """An expanded example is one row in memory, and so is all that the step reads of it."""
+    model, optimizer, (_, target) = small()
+    train_step = compiled(captured(model, optimizer, (torch.randn(1, 4).expand(6, 4), target)))
+    train_step((torch.randn(1, 4).repeat(6, 1), target))
+    with pytest.raises(ExecutionError, match=r"batch\[0\]: .* all the same along dimension 0"):
+        train_step((torch.randn(6, 4), target))
+
+
 def test_a_model_on_the_meta_device_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r"0\.weight is on the meta device and has no values"):
         compiled(captured(*small("meta")))

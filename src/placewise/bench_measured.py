@@ -29,9 +29,10 @@ from placewise.placing import Request, make_plan, predict, run
 from placewise.search import Budget, Outcome
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
+from placewise.strategies import parameters
 
 STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto", "post")
-MEASURED = "post, measured"  # Post that goes on with measurements where the simulated Post has ended
+MEASURING = ("auto", "post")  # these search with measurements, too; Post from where it has ended in the simulator
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Trial:
     plans: tuple[str, ...] = ()  # files, of measured searches for example
     evaluations: int = 2400
     seconds: float = 10.0  # of auto
-    measurements: int = 60  # of Post, from where it has ended in the simulator; 0: none
+    measurements: int = 60  # of each search that measures; 0: there are none
     measuring_seconds: float = 90.0  # that these may take
     busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
     warm_up: int = 2
@@ -120,11 +121,11 @@ def _found(
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
             continue
         yield name, outcome.placement, simulator.schedule(outcome.placement, outcome.order).order
-        if name == "post" and trial.measurements:
-            found = _go_on_measuring(captured, problem, trial, request, outcome)
-            tell(f"{MEASURED}: {found.evaluations} measurements")
+        if name in MEASURING and trial.measurements:
+            found = _search_measuring(captured, problem, trial, request, outcome)
+            tell(f"{name}, measured: {found.evaluations} measurements")
             if found.placement is not None:
-                yield MEASURED, found.placement, simulator.schedule(found.placement, found.order).order
+                yield f"{name}, measured", found.placement, simulator.schedule(found.placement, found.order).order
     for path, plan in plans.items():
         placement, order = plan.resolve(problem, path)
         yield path, placement, simulator.schedule(placement, order).order
@@ -138,8 +139,8 @@ def _plan(name: str, schedule: Schedule) -> Plan:
     return Plan(placement, order=order, graph_digest=digest, cluster=problem.cluster.name, strategy=name)
 
 
-def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
-    """Returns what a strategy finds by measuring when it starts near what it has found in the simulator."""
+def _search_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
+    """Returns what a strategy finds by measuring; one that can starts near what it has found in the simulator."""
     captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
     runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=trial.virtual), run_steps)
     simulator = Simulator(problem)
@@ -152,7 +153,7 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
         path = f"{folder}/plan.json"
         make_plan(problem, request, outcome, predict(problem, request, outcome), None).save(path)
         budget = Budget(trial.measurements, trial.measuring_seconds)
-        settings = {**request.settings, "start": path}
+        settings = {**request.settings, "start": path} if "start" in parameters(request.strategy) else request.settings
         request = Request(request.strategy, settings, budget, measure=runner.measure)
         return run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
 

@@ -58,7 +58,10 @@ def add_bench(commands: Any) -> None:
     add_virtual_option(measured)
     measured.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
     measured.add_argument(
-        "--measurements", metavar="N", type=count_argument, help="that Post has, behind its search in the simulator (60)"
+        "--measurements",
+        metavar="N",
+        type=count_argument,
+        help="that auto and Post have, each, behind their searches in the simulator (60)",
     )
     measured.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
     measured.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
