@@ -67,7 +67,7 @@ class CudaGraphs:
         try:
             graph.capture_end()
         except RuntimeError:  # it says again that the recording has failed, and may leave the allocator in it
-            with suppress(RuntimeError):
+            with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.device(gpu).index or 0, self._pools[gpu])
 
     def reset(self) -> None:
