@@ -90,8 +90,11 @@ class TrainStep:
             self._streams.synchronize_all()
 
     def reset_peaks(self) -> None:
-        """Lets the GPUs' allocators begin anew with their peaks."""
-        for gpu in self._allocators().values():
+        """Lets the GPUs' allocators begin anew with their peaks, and without blocks whose sizes suited other steps."""
+        gpus = set(self._allocators().values())
+        if gpus:
+            torch.cuda.empty_cache()
+        for gpu in gpus:
             torch.cuda.reset_peak_memory_stats(gpu)
 
     def allocated_bytes(self) -> dict[str, int]:
