@@ -120,10 +120,10 @@ def test_it_draws(page: Any) -> None:
     assert forward == (0, 0x72, 0xB2, 255)
     assert backward == (0xE6, 0x9F, 0, 255)
     width = page.locator("#memory").bounding_box()["width"]
-    assert page.evaluate(COLOUR, ["memory", width / 2, 50])[3] == 0  # 2 bytes of 1,000 are low
+    assert page.evaluate(COLOUR, ["memory", width / 2, 50])[3] > 100  # to its own scale, for 2 bytes of 1,000 are low
     page.keyboard.press("l")
     settle(page)
-    assert page.evaluate(COLOUR, ["memory", width / 2, 50])[3] > 100
+    assert page.evaluate(COLOUR, ["memory", width / 2, 50])[3] == 0
     assert page.locator("#step").inner_text().startswith("27 s")
     assert page.locator("#words li").count() == 2
 
