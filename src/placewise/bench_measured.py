@@ -75,7 +75,7 @@ def bench_measured(
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if trial.kept:
-            _plan(name, schedule).save(Path(trial.kept) / f"{Path(name).stem.replace(' ', '-')}.json")
+            _plan(name, schedule).save(Path(trial.kept) / f"{Path(name).stem.replace(', ', '-').replace(' ', '-')}.json")
         same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
         if same not in measured:
             measured[same] = _row(captured, problem, profile, schedule, trial)
@@ -84,12 +84,9 @@ def bench_measured(
     ran = [row for row in rows if row["measured ms"] != "-"]
     errors = [abs(row["error %"]) for row in ran]
     both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
-    rows.append({
-        **dict.fromkeys(rows[0], ""),
-        "placement": "median error, rank correlation",
-        "error %": float(np.median(errors)) if errors else "-",
-        "measured ms": rank_correlation(*both) if len(ran) > 1 else "-",
-    })  # fmt: skip
+    empty = dict.fromkeys(rows[0], "")
+    rows.append({**empty, "placement": "median error (together)", "error %": float(np.median(errors)) if errors else "-"})
+    rows.append({**empty, "placement": "rank correlation", "measured ms": rank_correlation(*both) if len(ran) > 1 else "-"})
     return rows
 
 
@@ -116,6 +113,8 @@ def _found(
             outcome = run(problem, request, simulator)
         except StrategyError:
             continue  # this one does not suit the problem, or is not installed
+        if outcome.status == "stopped":
+            raise KeyboardInterrupt
         if outcome.placement is None:
             if outcome.closest is not None:  # the simulator's word about it can be checked all the same
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
@@ -168,7 +167,7 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         "error %": "-",
     }
     row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
-    row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": "-"}
+    row |= {"GPUs MiB": "-", "allocator's MiB": "-"}
     if trial.cuda_graphs:
         row |= {"with graphs ms": "-"}
     try:
@@ -181,8 +180,9 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         return row
     measured = float(np.median(found.step_seconds)) * 1e3
     row |= {"measured ms": measured, "error %": (predicted / measured - 1) * 100}
-    allocated = sum(found.allocated_bytes.values())
-    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20, "allocator's MiB": allocated / 2**20}
+    if found.allocated_bytes:
+        row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": sum(found.allocated_bytes.values()) / 2**20}
+    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
 
 
 def _gpu_bytes(schedule: Schedule) -> int:

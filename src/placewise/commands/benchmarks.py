@@ -121,7 +121,7 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
 
     if len(options.models) != 2:
         raise InputError(f"bench measured: needs a model and a cluster, there are {len(options.models)} names")
-    model, cluster = options.models
+    model, machine = options.models[0], Cluster.load(options.models[1])
     usual = Trial()
     trial = Trial(
         tuple(names_of(options.strategies)) if options.strategies else usual.strategies,
@@ -133,9 +133,14 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
         cuda_graphs=options.cuda_graphs,
         kept=options.keep,
     )
+    if trial.cuda_graphs and all(device.kind != "gpu" for device in machine.devices):
+        raise InputError(f"--cuda-graphs: cluster {machine.name!r} has no GPU")
     if options.keep:
-        Path(options.keep).mkdir(parents=True, exist_ok=True)
-    return bench_measured(model, Cluster.load(cluster), trial, lambda line: print(line, file=sys.stderr, flush=True))
+        try:
+            Path(options.keep).mkdir(parents=True, exist_ok=True)
+        except OSError as trouble:
+            raise InputError(f"--keep: {options.keep} can't be made a folder: {trouble.strerror}") from None
+    return bench_measured(model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
 
 
 def _bench_rows(options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,18 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, allow_nan=False))
 
 
-def check_writable(*paths: str | None) -> None:
-    """Refuses output files that can't be written, or would be written twice, before any work is done."""
+def check_writable(*paths: str | None, reads: Sequence[str | None] = ()) -> None:
+    """Refuses output files that can't be written, would be written twice or are what is read, before any work is done."""
     from placewise.core.files import is_special
 
+    read = [os.path.realpath(path) for path in reads if path is not None and os.path.isfile(path)]
     known: list[str] = []
     for path in paths:
         if path is None:
             continue
         _check_writable(path)
+        if os.path.realpath(path) in read and not is_special(path):
+            raise InputError(f"{path}: can't be written: it is what is read")
         if (place := os.path.realpath(path)) in known and not is_special(path):
             raise InputError(f"{path}: can't be written: two outputs have this name")
         known.append(place)

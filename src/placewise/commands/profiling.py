@@ -162,8 +162,10 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.execute.examples import real_step
     from placewise.execute.profile import apply_profile, measure_profile
 
-    check_writable(options.output, options.graph, options.cluster_out)
+    check_writable(options.output, options.graph, options.cluster_out, reads=(options.model, options.cluster))
     cluster = Cluster.load(options.cluster)
+    if options.run_step and all(device.kind != "gpu" for device in cluster.devices):
+        raise InputError(f"--run-step: times the launches of a GPU, and cluster {cluster.name!r} has none")
     captured = real_step(options.model) if options.run_step else load_step(options.model)
     found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step)
     graph, measured = apply_profile(captured, cluster, found.profile)

@@ -138,7 +138,7 @@ def _resume(options: argparse.Namespace) -> None:
     from placewise.placing import find_bound, go_on, open_judge, requested
     from placewise.store import Run, RunFile
 
-    check_writable(options.output, options.report)
+    check_writable(options.output, options.report, reads=(options.run_file,))
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
         limit = find_bound(problem)

@@ -37,9 +37,7 @@ def add_report(commands: Any) -> None:
 def _report(options: argparse.Namespace) -> None:
     from placewise.report.page import write_page
 
-    check_writable(options.output)
-    if os.path.realpath(options.output) in [os.path.realpath(path) for path in options.sources]:
-        raise InputError(f"{options.output}: can't be written: the page is made from it")
+    check_writable(options.output, reads=(*options.sources, options.graph, options.cluster, options.measured))
     shown = _of_runs(options) if _is_run_file(options.sources[0]) else _of_plans(options)
     write_page(shown, options.output)
     size = os.path.getsize(options.output)

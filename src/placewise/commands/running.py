@@ -31,7 +31,7 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.core.cluster import Cluster
     from placewise.core.plan import Plan
 
-    check_writable(options.trace)
+    check_writable(options.trace, reads=(options.cluster, options.plan, options.profile))
     if options.together and (options.profile is None or options.busy):
         raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
     check_busy(options)
@@ -44,6 +44,8 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.report.trace import write_trace
 
     devices = real_devices(cluster, dict(options.virtual))
+    if options.cuda_graphs and not any(device.is_gpu for device in devices):
+        raise InputError(f"--cuda-graphs: cluster {cluster.name!r} has no GPU")
     step = real_step(options.model, options.seed)
     predicted = _predict(options, step, cluster, plan)
     train_step = compile_placement(

@@ -100,7 +100,8 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, find_bound
     from placewise.strategies import make
 
-    check_writable(options.output, options.report, options.run_file)
+    reads = (options.model, options.cluster, options.profile)
+    check_writable(options.output, options.report, options.run_file, reads=reads)
     check_folder(options.tensorboard)
     strategy = options.strategy or DEFAULT_STRATEGY
     measure = measure_of(options)
@@ -158,7 +159,7 @@ def _compare(options: argparse.Namespace) -> None:
     from placewise.placing import Request, budget_of, find_bound
     from placewise.strategies import make, names_of
 
-    check_writable(options.run_file)
+    check_writable(options.run_file, reads=(options.model, options.cluster, options.profile))
     names, settings, measure = names_of(options.strategies), _settings(options.set), measure_of(options)
     own = {name: {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == name} for name in names}
     if unknown := [key for key in settings if key.partition(".")[0] not in names or "." not in key]:

@@ -28,7 +28,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from placewise.report.trace import write_trace
     from placewise.simulate.simulator import Simulator
 
-    check_writable(options.trace)
+    check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
     if options.together and (options.profile is None or options.busy):
         raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
     plan = Plan.load(options.plan)

@@ -45,7 +45,10 @@ def detect() -> Cluster:
     gpus, can_reach = _torch_gpus() or _smi_gpus()
     cpu = _cpu()
     parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({cpu.num_cores} {'core' if cpu.num_cores == 1 else 'cores'})"]
-    return assemble("detected", Machine(f"detected: {', '.join(parts)}", gpus, cpu), can_reach)
+    machine = Machine(f"detected: {', '.join(parts)}", gpus, cpu)
+    if not gpus:  # CPU devices launch their own ops
+        machine = replace(machine, dispatch_seconds=0.0)
+    return assemble("detected", machine, can_reach)
 
 
 def _torch_gpus() -> tuple[tuple[Gpu, ...], CanReach] | None:

@@ -44,7 +44,7 @@ def nbytes(number: float) -> str:
     """Returns a size with a binary unit: 10.9 GiB."""
     for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
+            return f"{_three(number / size)} {unit}"
     return f"{number:.0f} B"
 
 
@@ -52,5 +52,10 @@ def seconds(number: float) -> str:
     """Returns a time in the unit that reads best: 12.3 ms."""
     for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(number) >= size:
-            return f"{number / size:.3g} {unit}"
+            return f"{_three(number / size)} {unit}"
     return f"{number * 1e9:.3g} ns" if number else "0 s"
+
+
+def _three(number: float) -> str:
+    """Returns a number with three digits, or with more where it has more before the point."""
+    return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"

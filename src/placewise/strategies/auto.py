@@ -152,9 +152,18 @@ class Auto:
             for stands, _ in islice(self._walks(model, candidates, rng), self.rounds):
                 candidates = settled([*stands, *candidates])
             chosen = most_different(candidates, tried, self.batch)
+            if len(tried) == 1:  # everything on one device is measured early: no copies, so the model is surest there
+                chosen = most_different([*_singles(Simulator(problem)), *chosen], tried, self.batch)
             if not chosen:
                 return
             evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
+
+
+def _singles(model: Simulator) -> list[Stand]:
+    """Returns the fastest placement of everything on one device that fits, if there is one."""
+    devices = np.flatnonzero(model.problem.allowed.all(axis=0))
+    stands = [Stand.of(model, np.full(model.problem.num_groups, device, np.int64)) for device in devices]
+    return settled([stand for stand in stands if not stand.overflow_bytes])[:1]
 
 
 def propose(stands: list[Stand], notes: dict[str, object]) -> Proposal:
