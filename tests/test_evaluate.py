@@ -288,14 +288,11 @@ def test_no_process_is_left_behind(tmp_path: Path, ending: signal.Signals) -> No
         start_new_session=True,
         preexec_fn=heed_ctrl_c,
     ) as process:
-        pipe, said = (
-            os.open(tmp_path / "pipe", os.O_RDWR),
-            b"",
-        )  # open all the time: a reader that comes and goes misses some
+        pipe = os.open(tmp_path / "pipe", os.O_RDWR)  # open all the time: a reader that comes and goes misses some
+        said = b""
         while said.count(b"\n") < 2:
             said += os.read(pipe, 100)
         os.close(pipe)
-        pids = said.decode().split()
         os.killpg(process.pid, ending)  # as a terminal does: to all processes of its group
         out, err = process.communicate(timeout=60)
     if ending == signal.SIGINT:
