@@ -34,6 +34,13 @@ from placewise.execute.values import Values
 from placewise.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+ZOO = (
+    "nmt:layers=2,hidden=64,length=4,batch=16,vocab=100",
+    "resnet:depth=50,image=64,batch=4,classes=10",
+    "inception-v3:batch=8,classes=4",
+    "gpt:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50,micro_batches=2",
+    "bert:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50",
+)
 
 
 def machine(*kinds: str) -> Cluster:
@@ -148,15 +155,7 @@ def test_gpus_and_cpus_together(kinds: tuple[str, ...]) -> None:
     train_step.close()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nmt:layers=2,hidden=64,length=4,batch=16,vocab=100",
-        "resnet:depth=50,image=64,batch=4,classes=10",
-        "inception-v3:batch=8,classes=4",
-        "gpt:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50,micro_batches=2",
-    ],
-)
+@pytest.mark.parametrize("name", ZOO)
 def test_the_zoo_in_slices(name: str) -> None:
     torch.manual_seed(0)
     step = capture_step(zoo.build(name, device="cpu"))
@@ -164,27 +163,19 @@ def test_the_zoo_in_slices(name: str) -> None:
     start = copy.deepcopy(step.step.model.state_dict())
     problem = Problem.of(step.graph, machine(*["gpu"] * 4))
     sliced = compile_placement(problem, placements(problem, 0), None, step, real_devices(problem.cluster, {"cuda:0": 4}))
+    torch.cuda.manual_seed(0)  # for dropout
     first = train(sliced, batch, 3)
     step.step.model.load_state_dict(start)
     assert step.step.optimizer is not None
     step.step.optimizer.state.clear()
     alone = Problem.of(step.graph, machine("gpu"))
     whole = compile_placement(alone, np.zeros(alone.num_groups, np.int64), None, step, real_devices(alone.cluster))
+    torch.cuda.manual_seed(0)
     expected = train(whole, batch, 3)
-    np.testing.assert_allclose(first[0], expected[0], rtol=1e-3)
-    np.testing.assert_allclose(first, expected, rtol=0.1)  # small batches, and batch norm: rounding grows from step to step
+    np.testing.assert_allclose(first, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nmt:layers=2,hidden=64,length=4,batch=16,vocab=100",
-        "resnet:depth=50,image=64,batch=4,classes=10",
-        "inception-v3:batch=8,classes=4",
-        "gpt:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50,micro_batches=2",
-        "bert:layers=2,hidden=64,heads=2,length=16,batch=4,vocab=50",
-    ],
-)
+@pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("slices", [1, 4])
 def test_the_zoo_with_cuda_graphs(name: str, slices: int) -> None:
     """In stretches of a plan by module, against the same plan without graphs: other batches in every step."""

@@ -41,7 +41,6 @@ class RecordingWriter(LaneWriter):
         self.stretches, self.graphs, self.kept = stretches, graphs, kept
         self.numbers_of = {op: number for number, ops in enumerate(stretches.ops) for op in ops}
         self.bodies: dict[int, Source] = {}  # device -> the lines of the stretch that it is in
-        self.made: set[str] = set()  # names that stretches make
 
     def _source(self, device: int) -> Source:
         return self.bodies[device] if device in self.bodies else self._lane(device)
@@ -67,11 +66,6 @@ class RecordingWriter(LaneWriter):
             self._close(stretch, step.device)
         self.meetings.tell(number, lane)
 
-    def _call(self, number: int, step: Run) -> None:
-        if step.device in self.bodies:
-            self.made.update(f"s{slot:d}" for slot in self._makes(step.op))
-        super()._call(number, step)
-
     def _makes(self, op: int) -> list[Slot]:
         """Returns the windows on new memory among those that an op returns."""
         makers, storages = self.values.graph.producer, self.values.storages
@@ -96,6 +90,7 @@ class RecordingWriter(LaneWriter):
 
     def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
         super()._land(step, name, function, *args)
+        self.windows.inner.discard(name)  # copies are no part of a stretch, though its device may be in one
         if (step.tensor, step.target) in self.stretches.copies:
             self._lane(step.target).add(f"kept[{name!r}] = {name}")
 
@@ -117,11 +112,12 @@ class ReplayWriter(RecordingWriter):
             lane.add(f"{name} = kept[{name!r}]")
 
     def _free(self, names: list[str], device: int) -> None:
-        others = [name for name in names if name not in self.made and name not in self.windows.inner]
+        others = [name for name in names if name not in self.windows.inner]
         if others:
             self._lane(device).add(f"del {', '.join(others)}")
 
     def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
+        self.windows.inner.discard(name)
         if (step.tensor, step.target) not in self.stretches.copies:
             LaneWriter._land(self, step, name, function, *args)
         elif function == "share_window":

@@ -18,7 +18,7 @@ class Windows:
         self._positions, self._source_of = positions, source_of  # where each resident stands in its list; a device's lane
         self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> windows on it
         self._found: dict[int, dict[str, dict[str, None]]] = {}  # device -> names of `find` since `open`, and where they are
-        self.inner: set[str] = set()  # names that were last found between `open` and `close`
+        self.inner: set[str] = set()  # names that were last given between `open` and `close`
 
     def target(self, slot: Slot, tensor: int, device: int) -> str:
         """Returns the name that a new window is given, or "_" for one that has its name already."""
@@ -26,6 +26,7 @@ class Windows:
         if name in names:
             return "_"
         names[name] = None
+        (self.inner.add if device in self._found else self.inner.discard)(name)
         return name
 
     def find(self, slot: Slot, tensor: int, device: int) -> str:
@@ -44,9 +45,6 @@ class Windows:
             source.add(f"{name} = residents[{self._positions[slot]}]")
         if device in self._found:
             self._found[device] |= {target: names for target in targets if target != "_"}
-            self.inner.update(targets)
-        else:
-            self.inner.difference_update(targets)
         return name
 
     def pop(self, tensor: int, device: int) -> list[str]:
