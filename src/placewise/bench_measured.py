@@ -1,7 +1,9 @@
 """Predicted beside measured: what the simulator says of placements with measured op times, and what they take for real."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -71,11 +73,11 @@ def bench_measured(
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
     if trial.kept:
         write_profile(profile, Path(trial.kept) / "profile.json")
-    rows, measured = [], dict[bytes, dict[str, Any]]()
+    rows, measured, files = [], dict[bytes, dict[str, Any]](), set[str]()
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if trial.kept:
-            _plan(name, schedule).save(Path(trial.kept) / f"{Path(name).stem.replace(', ', '-').replace(' ', '-')}.json")
+            _plan(name, schedule).save(Path(trial.kept) / _file_of(name, files))
         same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
         if same not in measured:
             measured[same] = _row(captured, problem, profile, schedule, trial)
@@ -110,11 +112,9 @@ def _found(
     for name in trial.strategies:
         request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
         try:
-            outcome = run(problem, request, simulator)
+            outcome = _unless_stopped(run(problem, request, simulator))
         except StrategyError:
             continue  # this one does not suit the problem, or is not installed
-        if outcome.status == "stopped":
-            raise KeyboardInterrupt
         if outcome.placement is None:
             if outcome.closest is not None:  # the simulator's word about it can be checked all the same
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
@@ -128,6 +128,20 @@ def _found(
     for path, plan in plans.items():
         placement, order = plan.resolve(problem, path)
         yield path, placement, simulator.schedule(placement, order).order
+
+
+def _unless_stopped(outcome: Outcome) -> Outcome:
+    if outcome.status == "stopped":
+        raise KeyboardInterrupt  # a search takes Ctrl-C for its own, but it means the whole benchmark
+    return outcome
+
+
+def _file_of(name: str, taken: set[str]) -> str:
+    """Returns the file of a placement's plan, which is no other's."""
+    stem = Path(name).stem.replace(", ", "-").replace(" ", "-")
+    file = next(file for i in count(1) if (file := f"{stem}.json" if i == 1 else f"{stem}-{i}.json") not in taken)
+    taken.add(file)
+    return file
 
 
 def _plan(name: str, schedule: Schedule) -> Plan:
@@ -154,7 +168,9 @@ def _search_measuring(captured: CapturedStep, problem: Problem, trial: Trial, re
         budget = Budget(trial.measurements, trial.measuring_seconds)
         settings = {**request.settings, "start": path} if "start" in parameters(request.strategy) else request.settings
         request = Request(request.strategy, settings, budget, measure=runner.measure)
-        return run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
+        return _unless_stopped(
+            run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
+        )
 
 
 def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Schedule, trial: Trial) -> dict[str, Any]:
@@ -168,21 +184,20 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
     }
     row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
     row |= {"GPUs MiB": "-", "allocator's MiB": "-"}
+    if found := _run(captured, alone, trial):
+        row |= {"measured ms": _median_ms(found), "error %": (predicted / _median_ms(found) - 1) * 100}
+        row |= {"measured MiB": found.schedule.peak_bytes.max() / 2**20}
+        if found.allocated_bytes:
+            allocated = sum(found.allocated_bytes.values())
+            row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": allocated / 2**20}
     if trial.cuda_graphs:
-        row |= {"with graphs ms": "-"}
-    try:
-        found = _run(captured, alone, trial)
-        if trial.cuda_graphs:
-            row["with graphs ms"] = float(np.median(_run(captured, alone, trial, cuda_graphs=True).step_seconds)) * 1e3
-    except RuntimeError as trouble:
-        if not is_out_of_memory(trouble):
-            raise
-        return row
-    measured = float(np.median(found.step_seconds)) * 1e3
-    row |= {"measured ms": measured, "error %": (predicted / measured - 1) * 100}
-    if found.allocated_bytes:
-        row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": sum(found.allocated_bytes.values()) / 2**20}
-    return {**row, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
+        graphed = _run(captured, alone, trial, cuda_graphs=True)
+        row |= {"with graphs ms": _median_ms(graphed) if graphed else "-"}
+    return row
+
+
+def _median_ms(found: Measurement) -> float:
+    return float(np.median(found.step_seconds)) * 1e3
 
 
 def _gpu_bytes(schedule: Schedule) -> int:
@@ -191,11 +206,16 @@ def _gpu_bytes(schedule: Schedule) -> int:
     return int(schedule.memory[:, is_gpu].sum(axis=1).max(initial=0))
 
 
-def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement:
+def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement | None:
+    """Returns some measured steps of a placement; None where they run out of memory."""
     devices = real_devices(alone.problem.cluster, trial.virtual)
-    train_step = compile_placement(alone.problem, alone.placement, alone.order, captured, devices, cuda_graphs)
     try:
-        warm_up = max(trial.warm_up, train_step.warm_up_steps)
-        return measure_steps(train_step, alone, random_batch(captured), trial.steps, warm_up)
-    finally:
-        train_step.close()
+        with closing(
+            compile_placement(alone.problem, alone.placement, alone.order, captured, devices, cuda_graphs)
+        ) as train_step:
+            warm_up = max(trial.warm_up, train_step.warm_up_steps)
+            return measure_steps(train_step, alone, random_batch(captured), trial.steps, warm_up)
+    except RuntimeError as trouble:
+        if not is_out_of_memory(trouble):
+            raise
+        return None

@@ -22,6 +22,7 @@ from placewise.commands import (
     simulation,
 )
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
+from placewise.execute.queues import want_queues
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
@@ -42,6 +43,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, 3 nothing fits."""
     options = _parser().parse_args(arguments)
+    want_queues()  # here, for capturing a step may start CUDA
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
     try:

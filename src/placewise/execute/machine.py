@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from placewise.core.cluster import Cluster, Device
 from placewise.core.errors import ExecutionError
+from placewise.execute.queues import want_queues
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def _place_gpus(gpus: list[Device], virtual: dict[str, int], cluster: str) -> di
 def _num_gpus() -> int:
     import torch
 
-    # Work of more streams than a GPU has queues waits in each other's: 8, unless CUDA is told before it starts.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    want_queues()
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -23,6 +23,8 @@ from placewise.simulate.simulator import Simulator
 NOT_RUN = np.inf  # step seconds of a placement without a measurement
 FAILED_COST = 2.0  # over the simulator's failing seconds: as one that overflows by the memory of all devices
 
+Judged = tuple[float, float, int]  # cost, step seconds, overflow
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -81,7 +83,7 @@ class Measured:
         """Returns the evaluation of a batch."""
         return measure_fitting(self._simulator, placements, orders, self._measure)
 
-    def _measure(self, placement: Ints, order: Ints) -> "Judged":
+    def _measure(self, placement: Ints, order: Ints) -> Judged:
         """Returns the cost, the step seconds and the overflow of a placement that is run."""
         self._wait_for_worker(placement)
         self.num_measured += 1
@@ -96,7 +98,7 @@ class Measured:
             return self._failed("ran out of memory", overflow)
         return seconds, seconds, 0
 
-    def _failed(self, why: str, overflow_bytes: int) -> "Judged":
+    def _failed(self, why: str, overflow_bytes: int) -> Judged:
         self._report(f"measurement {self.num_measured} failed: {why}")
         return failed(self._simulator, overflow_bytes)
 
@@ -107,9 +109,6 @@ class Measured:
             self._pool(nothing)
         except WorkerDied:  # it died idle: after its last answer
             self._pool(nothing)
-
-
-Judged = tuple[float, float, int]  # cost, step seconds, overflow
 
 
 def measure_fitting(

@@ -3,6 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,10 +79,12 @@ def _launch_in_a_step(captured: CapturedStep, cluster: Cluster, devices: Sequenc
     alone = Cluster("one", (replace(cluster.devices[first], memory_bytes=2**50),), ())
     problem = Problem.of(captured.graph, alone)
     try:
-        train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (devices[first],))
-        batch = train_step.bring_home(random_batch(captured))
-        train_step(batch)
-        return train_step.host_seconds(batch) / problem.num_ops
+        with closing(
+            compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (devices[first],))
+        ) as train_step:
+            batch = train_step.bring_home(random_batch(captured))
+            train_step(batch)
+            return train_step.host_seconds(batch) / problem.num_ops
     except RuntimeError as trouble:
         if not is_out_of_memory(trouble):
             raise
