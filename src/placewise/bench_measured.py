@@ -34,7 +34,7 @@ from placewise.simulate.simulator import Simulator
 from placewise.strategies import parameters
 
 STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto", "post")
-MEASURING = ("auto", "post")  # these search with measurements, too; Post from where it has ended in the simulator
+MEASURING = ("post",)  # these go on with measurements from where they have ended in the simulator
 
 
 @dataclass(frozen=True)

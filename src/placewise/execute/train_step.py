@@ -90,9 +90,11 @@ class TrainStep:
             self._streams.synchronize_all()
 
     def reset_peaks(self) -> None:
-        """Lets the GPUs' allocators begin anew with their peaks, and without blocks whose sizes suited other steps."""
+        """Lets the GPUs' allocators begin anew with their peaks, without blocks and workspaces that were other steps'."""
         gpus = set(self._allocators().values())
         if gpus:
+            self.synchronize()
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
         for gpu in gpus:
             torch.cuda.reset_peak_memory_stats(gpu)
