@@ -61,7 +61,7 @@ def add_bench(commands: Any) -> None:
         "--measurements",
         metavar="N",
         type=count_argument,
-        help="that auto and Post have, each, behind their searches in the simulator (60)",
+        help="that Post has behind its search in the simulator (60)",
     )
     measured.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
     measured.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")

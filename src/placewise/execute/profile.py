@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,10 @@ from placewise.execute.measured_worker import is_out_of_memory
 from placewise.execute.profile_contention import measure_contention
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import OpCall, op_calls
+from placewise.execute.train_step import TrainStep
+
+STEPS = 3  # behind a first one, for the host's launches
+KEEPS_UP = 1.03  # a GPU that ends so soon behind the last launch has waited for the host all the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +87,24 @@ def _launch_in_a_step(captured: CapturedStep, cluster: Cluster, devices: Sequenc
         with closing(
             compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (devices[first],))
         ) as train_step:
-            batch = train_step.bring_home(random_batch(captured))
-            train_step(batch)
-            return train_step.host_seconds(batch) / problem.num_ops
+            return _host_seconds(train_step, train_step.bring_home(random_batch(captured))) / problem.num_ops
     except RuntimeError as trouble:
         if not is_out_of_memory(trouble):
             raise
         return None
+
+
+def _host_seconds(train_step: TrainStep, batch: Any) -> float:
+    """Returns the host's seconds for the launches of a step: on the clock where the GPU keeps up, else without its queues."""
+    times = []
+    for _ in range(1 + STEPS):
+        begin = time.perf_counter()
+        train_step(batch)
+        launched = time.perf_counter() - begin
+        train_step.synchronize()
+        times.append((launched, time.perf_counter() - begin))
+    launched, ended = np.median(times[1:], axis=0).tolist()
+    return launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)
 
 
 def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:
