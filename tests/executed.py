@@ -17,10 +17,14 @@ from placewise.capture.training import CapturedStep, capture_step
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.problem import Problem
 from placewise.execute.compiling import compile_placement
+from placewise.execute.lowering import lower, tensor_devices
 from placewise.execute.machine import RealDevice, real_devices
+from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
+from placewise.execute.values import Values
 
 Optimizer = torch.optim.Optimizer
+GPU = "cpu:0"  # what stands in for a GPU: PyTorch takes it as the CPU, and we do not
 
 
 def cpu_cluster(count: int = 2) -> Cluster:
@@ -33,6 +37,24 @@ def cpu_cluster(count: int = 2) -> Cluster:
 def one_thread_each(cluster: Cluster) -> tuple[RealDevice, ...]:
     """Returns this machine's pieces, with ops on one thread: results may depend on the number of threads."""
     return tuple(replace(device, threads=1) for device in real_devices(cluster))
+
+
+def placed_at_random(step: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> Placed:
+    """Returns the step in a random placement and order, on devices that are stand-ins for GPUs where it says so."""
+    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
+    problem = Problem.of(step.graph, cluster)
+    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
+    return Placed(
+        Values.of(step), lower(problem, placement, order), tensor_devices(problem, placement), stand_ins(cluster, kinds)
+    )
+
+
+def stand_ins(cluster: Cluster, kinds: tuple[bool, ...]) -> tuple[RealDevice, ...]:
+    """Returns this machine's pieces, some of them taken for GPUs."""
+    return tuple(
+        replace(device, torch_device=GPU, threads=0) if is_gpu else device
+        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
+    )
 
 
 def compiled(step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True) -> TrainStep:

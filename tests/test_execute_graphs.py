@@ -9,18 +9,15 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from executed import Optimizer, RandomNet, cpu_cluster, one_thread_each
+from executed import Optimizer, RandomNet, placed_at_random
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import random_order, random_placements
 from test_capture_equal import OPTIMIZERS, bitwise, eager_step, snapshot
-from test_execute_host import GPU, InstantStreams
+from test_execute_host import InstantStreams
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -28,14 +25,10 @@ from torch.utils._pytree import tree_map_only
 from placewise.capture import capture_inference
 from placewise.capture.step import TrainingStep
 from placewise.capture.training import CapturedStep, capture_step
-from placewise.core.problem import Problem
 from placewise.execute import batches, residents, stretches
 from placewise.execute.graph_lanes import RecordingWriter
 from placewise.execute.graphed import MOST_RECORDINGS, WARM_UP
-from placewise.execute.lowering import lower, tensor_devices
-from placewise.execute.placed import Placed
 from placewise.execute.train_step import TrainStep
-from placewise.execute.values import Values
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 Entry = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
@@ -108,14 +101,7 @@ class Tapes:
 def graphed(captured: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
     """Returns the step in a random placement on GPUs and CPUs, launched in a random order, and the graphs it will make."""
     made: list[Tapes] = []
-    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
-    problem = Problem.of(captured.graph, cluster)
-    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
-    devices = tuple(
-        replace(device, torch_device=GPU, threads=0) if is_gpu else device
-        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
-    )
-    placed = Placed(Values.of(captured), lower(problem, placement, order), tensor_devices(problem, placement), devices)
+    placed = placed_at_random(captured, seed, kinds)
 
     def make() -> Tapes:
         made.append(Tapes())
@@ -145,6 +131,16 @@ class Twins:
         assert bitwise(train_step(given), expected)
         found, wanted = snapshot(self.twin, self.optimizers[1]), snapshot(self.model, self.optimizers[0])
         assert [key for key in wanted if not bitwise(found[key], wanted[key])] == []
+
+
+def graphed_twins(steps: int = WARM_UP + 2, kinds: tuple[bool, ...] = (True, True)) -> tuple[Twins, TrainStep, list[Tapes]]:
+    """Returns twins whose only number of the host is a constant rate, after so many steps: usually one is replayed."""
+    torch.manual_seed(0)
+    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = graphed(twins.capture(), 2, kinds)
+    for _ in range(steps):
+        twins.assert_same_step(train_step)
+    return twins, train_step, made
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -204,11 +200,7 @@ def test_all_optimizers(name: str, micro_batches: int) -> None:
 
 
 def test_a_model_that_moved_is_recorded_again() -> None:
-    torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(3, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 3, (True, True))
-    for _ in range(WARM_UP + 2):
-        twins.assert_same_step(train_step)
+    twins, train_step, made = graphed_twins()
     assert len(made) == 1
     for parameter in twins.twin.parameters():
         parameter.data = parameter.data.clone()
@@ -219,9 +211,7 @@ def test_a_model_that_moved_is_recorded_again() -> None:
 
 
 def test_losses_that_were_returned_stay() -> None:
-    torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(5, 6), lambda p: torch.optim.SGD(p, 0.1, foreach=False))
-    train_step, _ = graphed(twins.capture(), 5, (True,))
+    _, train_step, _ = graphed_twins(0)
     losses = [train_step(batch()) for _ in range(WARM_UP + 4)]
     values = [float(loss) for loss in losses]
     train_step(batch())
@@ -231,28 +221,13 @@ def test_losses_that_were_returned_stay() -> None:
 
 def test_a_whole_step_on_one_gpu_is_few_stretches() -> None:
     """With plain SGD nothing changes from step to step and nobody is met, so there is one graph for all."""
-    twins = Twins(lambda: RandomNet(1, 10), lambda p: torch.optim.SGD(p, 0.1, foreach=False))
-    captured = twins.capture()
-    train_step, made = graphed(captured, 1, (True,))
-    for _ in range(WARM_UP + 2):
-        twins.assert_same_step(train_step)
+    _, _, made = graphed_twins(kinds=(True,))
     assert made[-1].replays == 1
     assert len(made[-1].tapes) == 1
 
 
-def recorded_twins() -> tuple[Twins, TrainStep, list[Tapes]]:
-    """Returns a step on two GPUs that has been recorded and replayed."""
-    torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 2, (True, True))
-    for _ in range(WARM_UP + 2):
-        twins.assert_same_step(train_step)
-    assert len(made) == 1
-    return twins, train_step, made
-
-
 def test_another_layout_in_memory_is_recorded_again() -> None:
-    twins, train_step, made = recorded_twins()
+    twins, train_step, made = graphed_twins()
     for parameter in (*twins.twin.parameters(), *twins.model.parameters()):  # kernels round by the layout
         parameter.data = parameter.data.t().contiguous().t()
     for _ in range(3):
@@ -262,7 +237,7 @@ def test_another_layout_in_memory_is_recorded_again() -> None:
 
 def test_what_was_recorded_goes_with_the_step() -> None:
     """Without a collector of cycles: graphs hold much memory."""
-    _, train_step, made = recorded_twins()
+    _, train_step, made = graphed_twins()
     kept = [weakref.ref(tensor) for tape in made[0].tapes.values() for *_, results in tape.entries for tensor in results]
     lane = weakref.ref(train_step._lanes.functions[-1])
     assert kept
@@ -277,7 +252,7 @@ def test_what_was_recorded_goes_with_the_step() -> None:
 
 
 def test_a_step_that_never_stays_the_same_stays_plain() -> None:
-    twins, train_step, made = recorded_twins()
+    twins, train_step, made = graphed_twins()
     for _ in range(MOST_RECORDINGS + 3):
         for parameter in twins.twin.parameters():
             parameter.data = parameter.data.clone()
@@ -286,11 +261,7 @@ def test_a_step_that_never_stays_the_same_stays_plain() -> None:
 
 
 def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 2, (True,))
-    for _ in range(WARM_UP):
-        twins.assert_same_step(train_step)
+    _, train_step, made = graphed_twins(WARM_UP, (True,))
 
     def fail() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -304,11 +275,7 @@ def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 2, (True,))
-    for _ in range(WARM_UP):
-        twins.assert_same_step(train_step)
+    _, train_step, made = graphed_twins(WARM_UP, (True,))
 
     def interrupt(writer: Any) -> None:
         raise KeyboardInterrupt
@@ -324,7 +291,7 @@ def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.M
 
 def test_a_plain_step_in_between() -> None:
     """Notes are taken without graphs, whose memory is given back for that."""
-    twins, train_step, made = recorded_twins()
+    twins, train_step, made = graphed_twins()
     given = batch()
     train_step.note(given)
     eager_step(TrainingStep(twins.model, nn.MSELoss(), twins.optimizers[0], given))

@@ -1,26 +1,26 @@
 """The host's lane and the lanes of CPU devices together, with streams that run at once in the place of CUDA's.
 
-GPUs are played by "cpu:0", which PyTorch takes as the CPU and we do not. The streams of this file check that an event is
+GPUs are played by `executed.stand_ins`. The streams of this file check that an event is
 recorded before anybody waits for it, and that each op starts in its own device's stream.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from executed import RandomNet, cpu_cluster, one_thread_each
+from executed import RandomNet, cpu_cluster, placed_at_random, stand_ins
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import random_order, random_placements
+from simulated import random_placements
 from test_capture_equal import bitwise, eager_step, snapshot
 from torch import Tensor, nn
 
+from placewise.capture import capture_inference
 from placewise.capture.step import TrainingStep
 from placewise.capture.training import capture_step
 from placewise.core.problem import Problem
@@ -36,7 +36,6 @@ from placewise.execute.values import Values
 from placewise.execute.waits import Queue
 from placewise.simulate.simulator import Simulator
 
-GPU = "cpu:0"
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 
 
@@ -64,7 +63,7 @@ class InstantStreams:
 
     def copy(self, source: int, target: int) -> Callable[..., Tensor]:
         def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
-            assert self.is_gpu[source] or any(window is pinned for pinned in self.pinned)
+            assert self.is_gpu[source] or any(window.data_ptr() == pinned.data_ptr() for pinned in self.pinned)
             self.current = -1
             return copy_window_into(window, torch.empty_strided) if over is None else copy_window_over(window, over)
 
@@ -96,7 +95,6 @@ class InstantStreams:
     @contextmanager
     def step(self, notes: Notes | None = None) -> Iterator[None]:
         self.recorded.clear()
-        self.pinned.clear()
         self.current = -1
         yield
 
@@ -111,7 +109,7 @@ def test_the_memory_of_a_noted_step_is_the_simulators() -> None:
     captured = capture_step(TrainingStep(model, lambda out, target: (out * target).sum(), optimizer, batch))
     problem = Problem.of(captured.graph, cpu_cluster(3))
     placement, order = random_placements(problem, np.random.default_rng(0), 1)[0], np.arange(problem.num_ops)
-    devices = tuple(replace(d, torch_device=GPU) if i < 2 else d for i, d in enumerate(one_thread_each(problem.cluster)))
+    devices = stand_ins(problem.cluster, (True, True, False))
     placed = Placed(Values.of(captured), lower(problem, placement), tensor_devices(problem, placement), devices)
     notes = TrainStep(captured, placed, InstantStreams([True, True, False])).note(batch)
     predicted = Simulator(problem, "program").schedule(placement, order)
@@ -125,7 +123,7 @@ def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch)
     batch = (torch.randn(6, 4), torch.randn(6, 4))
     captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
     problem = Problem.of(captured.graph, cpu_cluster(1))
-    devices = tuple(replace(device, torch_device=GPU, threads=0) for device in one_thread_each(problem.cluster))
+    devices = stand_ins(problem.cluster, (True,))
     everything = np.zeros(problem.num_groups, np.int64)
     placed = Placed(Values.of(captured), lower(problem, everything), tensor_devices(problem, everything), devices)
     streams, pauses = InstantStreams([True]), [0.1]
@@ -154,14 +152,7 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, kinds: tuple[bool, ...]
     optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
     batch = (torch.randn(6, 4), torch.randn(6, 4))
     captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch))
-    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
-    problem = Problem.of(captured.graph, cluster)
-    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
-    devices = tuple(
-        replace(device, torch_device=GPU, threads=0) if is_gpu else device
-        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
-    )
-    placed = Placed(Values.of(captured), lower(problem, placement, order), tensor_devices(problem, placement), devices)
+    placed = placed_at_random(captured, seed, kinds)
     train_step = TrainStep(captured, placed, InstantStreams(list(kinds)))
     for number in range(3):
         (expected,) = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch))
@@ -174,3 +165,36 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, kinds: tuple[bool, ...]
         found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
         assert [key for key in values if not bitwise(found[key], values[key])] == []
     train_step.close()
+
+
+def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
+    """Once it is there, its copies to GPUs pin nothing; other values that the model is given go there in the next step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    placed = next(p for seed in range(100) if len((p := placed_at_random(captured, seed, (True, False))).pinned) > 1)
+    streams = InstantStreams([True, False])
+    train_step = TrainStep(captured, placed, streams)
+    counts = []
+    for number in range(5):
+        if number == 3:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        train_step(batch)
+        counts.append(len(streams.pinned))
+        addresses = {parameter.data_ptr() for parameter in model.parameters()}
+        assert len(addresses & {pinned.data_ptr() for pinned in streams.pinned}) == len(placed.pinned)
+    usual, moved = counts[1] - counts[0], len(placed.pinned)
+    assert np.diff([0, *counts]).tolist() == [usual + moved, usual, usual, usual + moved, usual]
+    train_step.close()
+
+
+def test_the_caller_may_write_what_the_step_only_reads() -> None:
+    """Such a tensor of a CPU device is pinned for each copy."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    captured = capture_inference(model, torch.randn(6, 4))
+    for seed in range(20):
+        placed = placed_at_random(captured, seed, (True, False))
+        assert not placed.pinned

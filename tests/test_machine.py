@@ -32,6 +32,13 @@ def test_more_cpu_devices_than_cores_share_them() -> None:
     assert [device.cores for device in devices] == [(1,), (3,), (5,), (7,), (1,)]
 
 
+def test_one_core_is_left_to_the_host_of_gpus() -> None:
+    assert [device.cores for device in real_devices(cluster(gpu="gpu", cpu="cpu"))] == [(), (1, 3, 5)]
+    assert [device.threads for device in real_devices(cluster(gpu="gpu", **{f"cpu_{i}": "cpu" for i in range(4)}))][1:] == [
+        1
+    ] * 4
+
+
 def test_gpus_are_taken_in_the_clusters_order() -> None:
     devices = real_devices(cluster(gpu_0="gpu", cpu="cpu", gpu_1="gpu"))
     assert [device.torch_device for device in devices] == ["cuda:0", "cpu", "cuda:1"]

@@ -21,7 +21,6 @@ from placewise.execute.machine import real_devices
 from placewise.execute.residents import Residents
 from placewise.execute.signatures import fill
 from placewise.execute.train_step import TrainStep
-from placewise.execute.values import Values
 
 LAYERS, WIDTH, ROWS = 4, 512, 512  # of a branch: products of a few milliseconds on one core
 CELLS = 60  # of the step with tiny tensors
@@ -166,7 +165,7 @@ def _chain() -> CapturedStep:
 def _bare_calls(train_step: TrainStep, step: CapturedStep) -> list[tuple[Any, Any, Any]]:
     """Returns the ops of a step as calls with their real arguments, as they are when the program is run once."""
     placed = train_step.placed
-    residents = Residents(Values.of(step), step.step, placed.homes, placed.devices).gather(step.step.batch)
+    residents = Residents(placed, step.step).gather(step.step.batch)
     values: list[Any] = [None] * step.program.num_slots
     for resident, value in zip(step.program.residents, residents, strict=True):
         values[resident.slot] = value

@@ -199,7 +199,8 @@ class LaneWriter:
                 forget = ""
             else:
                 given, forget = self._handed(step, base)
-                whole = given if forget else f"pin({given})"  # what came by mail is pinned
+                is_pinned = forget or step.tensor in self.placed.pinned  # what came by mail is pinned
+                whole = given if is_pinned else f"pin({given})"
             name = self.windows.target(base, step.tensor, step.target)
             self._land(step, name, *("share_window", first, given) if first else (copy, whole))
             if forget:

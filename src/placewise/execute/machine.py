@@ -29,7 +29,8 @@ def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> 
     """Returns the piece of this machine that each device of a cluster is, in the cluster's order.
 
     Devices of kind "gpu" are cuda:0, cuda:1, ... in that order; with `virtual` = {"cuda:0": 4} the first four are the
-    four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each.
+    four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each; beside GPUs
+    one core is left to the host, which launches for them.
     """
     gpus = [device for device in cluster.devices if device.kind == "gpu"]
     cpus = [device for device in cluster.devices if device.kind == "cpu"]
@@ -38,7 +39,7 @@ def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> 
             raise ExecutionError(
                 f"cluster {cluster.name!r}: device {device.name!r} is of kind {device.kind!r}, only gpu and cpu can be run"
             )
-    found = {**_place_gpus(gpus, dict(virtual or {}), cluster.name), **_place_cpus(cpus)}
+    found = {**_place_gpus(gpus, dict(virtual or {}), cluster.name), **_place_cpus(cpus, beside_gpus=bool(gpus))}
     return tuple(found[device.name] for device in cluster.devices)
 
 
@@ -70,8 +71,10 @@ def _num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _place_cpus(cpus: list[Device]) -> dict[str, RealDevice]:
+def _place_cpus(cpus: list[Device], beside_gpus: bool) -> dict[str, RealDevice]:
     cores = processors()
+    if beside_gpus and len(cores) > len(cpus):
+        cores = cores[:-1]  # ops on all cores would wait for the one that the host has
     share = max(len(cores) // max(len(cpus), 1), 1)
     found = {}
     for i, device in enumerate(cpus):

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from placewise.capture.program import Slot
 from placewise.core.arrays import Ints
-from placewise.execute.instructions import Instructions, Run
+from placewise.execute.instructions import Copy, Instructions, Run
 from placewise.execute.machine import RealDevice
 from placewise.execute.values import HOST, Values, is_random, slots_of
 from placewise.execute.waits import Waits, plan_waits
@@ -25,6 +25,22 @@ class Placed:
         """What has to wait for what."""
         random_ops = frozenset(op for op, call in enumerate(self.values.op_calls) if is_random(call))
         return plan_waits(self.values.graph, self.instructions, [d.is_gpu for d in self.devices], random_ops)
+
+    @cached_property
+    def pinned(self) -> frozenset[int]:
+        """The model's own tensors that stay in pinned memory: those of CPU devices that GPUs copy and the step writes.
+
+        An op that writes runs behind all that read, and so behind the copies. Any other tensor of a CPU device is pinned for
+        each copy: the caller may write it while that is still under way.
+        """
+        own = {r.tensor for r in self.values.program.residents if r.kind in ("parameter", "buffer")}
+        storages, is_gpu = self.values.graph.storage.tolist(), [device.is_gpu for device in self.devices]
+        return frozenset(
+            step.tensor
+            for step in self.instructions.steps
+            if isinstance(step, Copy) and step.tensor in own and is_gpu[step.target] and not is_gpu[step.source]
+            if storages[step.tensor] in self.values.written_storages
+        )
 
     @cached_property
     def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:

@@ -95,7 +95,7 @@ def _launch_in_a_step(captured: CapturedStep, cluster: Cluster, devices: Sequenc
 
 
 def _host_seconds(train_step: TrainStep, batch: Any) -> float:
-    """Returns the host's seconds for the launches of a step: on the clock where the GPU keeps up, else without its queues."""
+    """Returns the host's seconds for the launches of a step: by the clock where the GPU keeps up, else between pauses."""
     times = []
     for _ in range(1 + STEPS):
         begin = time.perf_counter()

@@ -9,12 +9,10 @@ from torch.utils._pytree import tree_map
 
 from placewise.capture.program import Resident, Slot
 from placewise.capture.step import TrainingStep
-from placewise.core.arrays import Ints
 from placewise.core.errors import ExecutionError
 from placewise.execute.batches import batch_tensors, cut_part, settle
-from placewise.execute.machine import RealDevice
+from placewise.execute.placed import Placed
 from placewise.execute.state import make_state
-from placewise.execute.values import Values
 
 Batch = dict[str, Tensor]  # an entry's path -> tensor
 Getter = Callable[[Batch], Any]
@@ -24,12 +22,13 @@ class Residents:
     """The values of a program's residents; they are looked up anew in every step, so that others may change them between.
 
     A parameter or buffer lives at its home device: it is the model's own tensor, moved there. One that has left (by
-    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step.
+    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step. `pin` copies to pinned memory.
     """
 
-    def __init__(self, values: Values, step: TrainingStep, homes: Ints, devices: tuple[RealDevice, ...]) -> None:
-        self._values, self._step, self._program = values, step, values.program
-        self._tensors = [torch.device(devices[home].torch_device) for home in homes.tolist()]
+    def __init__(self, placed: Placed, step: TrainingStep, pin: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._values, self._step, self._program = placed.values, step, placed.values.program
+        self._tensors = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
+        self._pin, self._pinned = pin, placed.pinned if pin is not None else frozenset()
         self._places = _places(step.model)
         self._check_model()
         if step.optimizer is not None:
@@ -98,12 +97,17 @@ class Residents:
     def _model_getter(self, resident: Resident) -> Getter:
         table, key = self._places[resident.name]
         sharing = _sharing(self._places, table[key])
-        home = self._tensors[resident.tensor]
+        home, pin = self._tensors[resident.tensor], self._pin if resident.tensor in self._pinned else None
+        pinned = 0  # its address there
 
         def get(batch: Batch) -> Any:
+            nonlocal pinned
             tensor = table[key]
-            if tensor.device != home:
+            if tensor.device != home or (pin is not None and tensor.data_ptr() != pinned):
                 moved = settle(tensor, tensor.stride(), home, -1)
+                if pin is not None:
+                    moved = pin(moved)
+                    pinned = moved.data_ptr()
                 for other, name in sharing:
                     other[name].data = moved
             return tensor

@@ -34,7 +34,7 @@ class TrainStep:
         make_graphs: Callable[[], Graphs] | None = None,
     ) -> None:  # fmt: skip
         self.placed, self._step, self._streams = placed, step, streams
-        self._residents = Residents(placed.values, step.step, placed.homes, placed.devices)
+        self._residents = Residents(placed, step.step, None if streams is None else streams.pin)
         self._numbers = Numbers(placed.values)
         self._host = self._numbers.build(self._residents.positions)
         self._alarm = Alarm()
