@@ -21,7 +21,7 @@ from placewise.strategies.auto_crew import Crew, Stand, partitions, settled, tai
 from placewise.strategies.auto_model import Measured, corrected, most_different
 from placewise.strategies.auto_moves import build_moves, new_undone, put_back, reorder
 from placewise.strategies.auto_starts import evolve, portfolio
-from placewise.strategies.auto_walk import Pace
+from placewise.strategies.auto_walker import Pace
 
 SEEDS = st.integers(0, 10_000)
 
@@ -58,7 +58,8 @@ def test_a_walk_says_what_the_simulator_says_of_what_it_finds(seed: int) -> None
 @settings(max_examples=80, deadline=None)
 def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     """What the compiled walk returns equals a whole pass over its best placement, for every kind of move."""
-    from placewise.strategies.auto_walk import new_walker, walk
+    from placewise.strategies.auto_walk import walk
+    from placewise.strategies.auto_walker import new_walker
 
     model, stand, rng = random_stand(seed)
     moves, walker = build_moves(model.problem, partitions(model.problem)), new_walker(model.tables, model.problem.num_groups)

@@ -8,7 +8,8 @@ from simulated import Step, gpus, random_placements, random_step, steps, takes
 
 from placewise.core.arrays import Ints
 from placewise.core.problem import Problem
-from placewise.simulate.priority import build_dependencies, new_priority_workspace, priority_order
+from placewise.simulate.dependencies import build_dependencies
+from placewise.simulate.priority import new_priority_workspace, priority_order
 from placewise.simulate.simulator import Simulator
 
 

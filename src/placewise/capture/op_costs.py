@@ -7,6 +7,8 @@ its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as
 scatters (`SCATTERS`) write as much of theirs as they read, and what only overwrites (`OVERWRITES`) does not read first.
 """
 
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
 
@@ -118,3 +120,12 @@ def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None
     if name in INTEGER_PRODUCTS and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         return ("cpu",)
     return None
+
+
+def without_statistics(facts: OpFacts, args: Any) -> Any:
+    """Returns the arguments of a batch norm; its backward step in training gets no running statistics, for it reads none."""
+    assert facts.batch_norm is not None
+    statistics, training = facts.batch_norm
+    if facts.mutated or not args[training]:
+        return args
+    return tuple([None if position in statistics else value for position, value in enumerate(args)])

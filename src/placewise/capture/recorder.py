@@ -8,9 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from placewise.capture.columns import BACKWARD, FORWARD, UPDATE, Columns
 from placewise.capture.meta_kernels import MetaKernels, signature
-from placewise.capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops
+from placewise.capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
 from placewise.capture.program import HERE, Resident
 from placewise.capture.tape import Tape
+from placewise.capture.tensors import collect, with_tensors, without_data
 from placewise.capture.windows import View, Windows
 from placewise.core.errors import CaptureError
 
@@ -48,14 +49,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             label = f"{name}[micro-batch {key}]"
         number = self.windows.add_storage(tensor, label, kind, owner)
         slot = self.windows.view(tensor).slot
-        self.tape.residents.append(Resident(slot, number, kind, name, key, None, _without_data(tensor)))
+        self.tape.residents.append(Resident(slot, number, kind, name, key, None, without_data(tensor)))
 
     def add_constant(self, twin: Tensor, value: Tensor | None) -> None:
         """Makes the stand-in of a constant known."""
         name = f"constant_{len(self.tape.residents)}"
         number = self.windows.add_storage(twin, name, "constant")
         slot = self.windows.view(twin).slot
-        self.tape.residents.append(Resident(slot, number, "constant", name, "", value, _without_data(twin)))
+        self.tape.residents.append(Resident(slot, number, "constant", name, "", value, without_data(twin)))
 
     def set_owner(self, tensor: Tensor, owner: str) -> None:
         """Says which parameter a tensor (its gradient) belongs to."""
@@ -108,20 +109,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.phase == FORWARD or self.path:
             self._paths.setdefault(_sequence_number() - 1, self.path)
         tensors: list[Tensor] = []
-        _collect(args, tensors)
+        collect(args, tensors)
         if kwargs:
-            _collect(kwargs.values(), tensors)
+            collect(kwargs.values(), tensors)
         if facts.batch_norm is not None:
-            args = _without_statistics(facts, args)
+            args = without_statistics(facts, args)
             tensors = []
-            _collect(args, tensors)
+            collect(args, tensors)
         num_meta = sum([tensor.is_meta for tensor in tensors])
         if num_meta < len(tensors):
             if not num_meta and self.phase == UPDATE:
                 return self._host_op(func, args, kwargs, tensors)
             args, kwargs = self._without_host_tensors(args, not num_meta), self._without_host_tensors(kwargs, not num_meta)
             tensors = []
-            _collect((args, kwargs.values()), tensors)
+            collect((args, kwargs.values()), tensors)
             tensors = [tensor for tensor in tensors if tensor.is_meta]
         return self._record(func, facts, args, kwargs, tensors)
 
@@ -129,7 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
         out = self._run(func, facts, args, kwargs)
         results: list[Tensor] = []
-        _collect((out,), results)
+        collect((out,), results)
         if not results and not facts.mutated:
             return out
         if facts.changes_shape:
@@ -141,7 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             op = self._add_op(func, facts, args, kwargs, inputs, tensors, fresh, out)
         elif None not in [self.windows.find(t) for t in results]:
             return out  # a detach, or a view that was made before
-        call_args = (_without_data(args[0]), *args[1:]) if facts.shape_only else self._template(args)
+        call_args = (without_data(args[0]), *args[1:]) if facts.shape_only else self._template(args)
         call_kwargs = {key: self._template(value) for key, value in kwargs.items()} if kwargs else {}
         if facts.takes_device:
             call_kwargs["device"] = HERE
@@ -216,9 +217,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return found
         for key in facts.mutated:
             if isinstance(key, int):
-                _collect(args[key : key + 1], found)
+                collect(args[key : key + 1], found)
             elif key in kwargs:
-                _collect((kwargs[key],), found)
+                collect((kwargs[key],), found)
         if any(not tensor.is_meta or tensor.untyped_storage()._cdata in self._lasting for tensor in found):
             raise CaptureError(
                 f"{facts.kind} changes a tensor in place that is neither a parameter nor a buffer nor made by the step: "
@@ -245,7 +246,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tape.host_slot(tensor)  # a constant keeps the value from before the call
         out = func(*args, **kwargs)
         results: list[Tensor] = []
-        _collect((out,), results)
+        collect((out,), results)
         template = {key: self._template(value) for key, value in kwargs.items()}
         self.tape.call(func, self._template(args), template, map(self.tape.result_slot, results))
         return out
@@ -293,33 +294,4 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _without_host_tensors(self, value: Any, numbers_too: bool) -> Any:
         """Returns arguments with stand-ins for tensors that have values; numbers may stay, every device can read them."""
-        if isinstance(value, Tensor):
-            return self.given(value) if not value.is_meta and (numbers_too or value.dim()) else value
-        if type(value) in (list, tuple):
-            return type(value)([self._without_host_tensors(entry, numbers_too) for entry in value])
-        if type(value) is dict:
-            return {key: self._without_host_tensors(entry, numbers_too) for key, entry in value.items()}
-        return value
-
-
-def _without_statistics(facts: OpFacts, args: Any) -> Any:
-    """Returns the arguments of a batch norm; its backward step in training gets no running statistics, for it reads none."""
-    assert facts.batch_norm is not None
-    statistics, training = facts.batch_norm
-    if facts.mutated or not args[training]:
-        return args
-    return tuple([None if position in statistics else value for position, value in enumerate(args)])
-
-
-def _without_data(tensor: Tensor) -> Tensor:
-    """Returns a tensor that has the shape, strides and type of another, and nothing else."""
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _collect(values: Any, into: list[Tensor]) -> None:
-    """Appends every tensor in nested lists and tuples."""
-    for value in values:
-        if isinstance(value, Tensor):
-            into.append(value)
-        elif type(value) in (list, tuple):
-            _collect(value, into)
+        return with_tensors(value, lambda t: self.given(t) if not t.is_meta and (numbers_too or t.dim()) else t)

@@ -6,7 +6,7 @@ from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.simulate import changes, kernels
-from placewise.simulate.changes import small
+from placewise.simulate.change_tables import build_uses, new_change_workspace, small
 from placewise.simulate.simulator import Simulator
 from placewise.simulate.tables import Small
 
@@ -19,14 +19,14 @@ class Neighbourhood:
         tables, problem = simulator.tables, simulator.problem
         self.simulator = simulator
         self.order: Small = simulator.order_of(placement) if order is None else small(problem.check_order(order))
-        self._uses = changes.build_uses(tables, self.order, problem.num_groups)
+        self._uses = build_uses(tables, self.order, problem.num_groups)
         count = problem.num_ops // changes.STRIDE + 1
         self._snapshots = kernels.Snapshots(
             changes.STRIDE, np.zeros(count), np.zeros((count, tables.num_devices)), np.zeros((count, tables.num_channels))
         )
         self._work = kernels.new_workspace(tables, problem.num_groups)
         self._memory = kernels.new_memory_workspace(tables)
-        self._changes = changes.new_change_workspace(tables, self._uses)
+        self._changes = new_change_workspace(tables, self._uses)
         self._stamp = 0
         self.move_to(placement)
 

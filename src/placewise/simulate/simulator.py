@@ -14,6 +14,7 @@ from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
 from placewise.simulate import kernels, priority
+from placewise.simulate.dependencies import Dependencies, build_dependencies
 from placewise.simulate.explain import explain
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.tables import Small, Tables, build_tables, copied_tensors
@@ -114,8 +115,8 @@ class Simulator:
         return float(self.problem.op_seconds.max(axis=1, initial=0.0).sum())
 
     @cached_property
-    def _dependencies(self) -> priority.Dependencies:
-        return priority.build_dependencies(self.problem)
+    def _dependencies(self) -> Dependencies:
+        return build_dependencies(self.problem)
 
     @cached_property
     def _program(self) -> Small:

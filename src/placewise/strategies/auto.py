@@ -18,7 +18,7 @@ from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto_crew import Crew, Stand, best_of, settled
 from placewise.strategies.auto_model import Measured, corrected, most_different
 from placewise.strategies.auto_starts import evolve, portfolio
-from placewise.strategies.auto_walk import Pace
+from placewise.strategies.auto_walker import Pace
 from placewise.strategies.sampling import Choices
 
 COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # how often each kind of move is drawn, in every other cycle

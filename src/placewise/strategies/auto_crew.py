@@ -12,7 +12,8 @@ from placewise.core.sets import numbered
 from placewise.simulate.simulator import Simulator
 from placewise.simulate.tables import Small
 from placewise.strategies.auto_moves import build_moves
-from placewise.strategies.auto_walk import Pace, new_walker, walk
+from placewise.strategies.auto_walk import walk
+from placewise.strategies.auto_walker import Pace, new_walker
 from placewise.strategies.blocks import Blocks
 
 PARTITIONS = ("module", "module-by-micro-batch", "coarse:30", "coarse:100", "coarse:400", "coarse:1600")

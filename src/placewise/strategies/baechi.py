@@ -11,7 +11,7 @@ import numpy as np
 from placewise.core.arrays import Bools, Ints, Ragged
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
-from placewise.simulate.priority import build_dependencies
+from placewise.simulate.dependencies import build_dependencies
 from placewise.simulate.tables import build_tables
 from placewise.strategies.baechi_favourites import favourite_children
 from placewise.strategies.baechi_kernels import schedule_earliest

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
+from placewise.simulate.dependencies import Dependencies
 from placewise.simulate.kernels import kernel
-from placewise.simulate.priority import Dependencies
 from placewise.simulate.tables import Tables
 from placewise.strategies.list_compile import inner
 

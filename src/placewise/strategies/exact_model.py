@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from placewise.core.problem import Problem
-from placewise.simulate.tables import tensor_groups, unique_reads
+from placewise.simulate.tables import unique_reads
+from placewise.strategies.exact_facts import Facts
 from placewise.strategies.exact_logic import Literal, Logic, import_solver, negated
 from placewise.strategies.exact_memory import Copy, add_memory
 
@@ -23,10 +23,9 @@ UNITS = 2**30  # that the longest step has
 
 
 @dataclass(eq=False)
-class Program:
+class Program(Facts):
     """The constraint program of a problem."""
 
-    problem: Problem
     longest: float
     unit: float = field(init=False)
     model: Any = field(init=False)
@@ -60,7 +59,7 @@ class Program:
         """Whether one op is launched before another; a constant where the graph says so."""
         num_ops, model = self.problem.num_ops, self.model
         known: dict[tuple[int, int], Literal] = {}
-        forced = self._forced()
+        forced = self.forced()
         for m, n in combinations(range(num_ops), 2):
             literal = 1 if (m, n) in forced else model.new_bool_var(f"before {m} {n}")
             known[m, n], known[n, m] = literal, negated(literal)
@@ -86,7 +85,7 @@ class Program:
         ends = []
         for n in self.ops:
             row = self.on[self.group[n]]
-            ends.append(self.start[n] + sum(self._units(t) * on for t, on in zip(self._seconds[n], row, strict=True)))
+            ends.append(self.start[n] + sum(self._units(t) * on for t, on in zip(self.seconds[n], row, strict=True)))
         return ends
 
     @cached_property
@@ -100,7 +99,7 @@ class Program:
         """Ops of one device run one at a time in launch order, behind the ops that they need."""
         for n in self.ops:
             self.model.add(self.end[n] <= self.last)
-        for m, n in sorted(self._needs):
+        for m, n in sorted(self.needs):
             self.model.add(self.start[n] >= self.end[m])
         for m, n in combinations(self.ops, 2):
             for together in self.both_on(self.group[m], self.group[n]):
@@ -111,8 +110,8 @@ class Program:
             intervals = [
                 self.model.new_optional_interval_var(
                     self.start[n],
-                    self._units(self._seconds[n][d]),
-                    self.start[n] + self._units(self._seconds[n][d]),
+                    self._units(self.seconds[n][d]),
+                    self.start[n] + self._units(self.seconds[n][d]),
                     self.on[self.group[n]][d],
                     f"run {n} {d}",
                 )
@@ -278,43 +277,6 @@ class Program:
     def is_launched_by(self, copy: Copy, n: int) -> Literal:
         """Returns whether a copy is launched not later than an op."""
         return self.logic.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
-
-    # --- helpers ---
-
-    @cached_property
-    def ops(self) -> range:
-        """All ops."""
-        return range(self.problem.num_ops)
-
-    @cached_property
-    def group(self) -> list[int]:
-        """Each op's group."""
-        return [int(g) for g in self.problem.op_groups]
-
-    @cached_property
-    def home(self) -> list[int]:
-        """The group that each tensor is with."""
-        return [int(g) for g in tensor_groups(self.problem)]
-
-    @cached_property
-    def _seconds(self) -> list[list[float]]:
-        return [[float(t) for t in row] for row in self.problem.op_seconds]
-
-    @cached_property
-    def _needs(self) -> set[tuple[int, int]]:
-        """The pairs of ops of which the second waits for the first."""
-        writers, readers, _ = self.problem.graph.edges
-        after = self.problem.graph.ops.after
-        pairs = {*zip(writers.tolist(), readers.tolist(), strict=True)}
-        return pairs | {*zip(after.values.tolist(), after.rows.tolist(), strict=True)}
-
-    def _forced(self) -> set[tuple[int, int]]:
-        """The pairs of ops of which the second depends on the first, over others too."""
-        behind: list[set[int]] = []
-        for n in self.ops:
-            inputs = [m for m, k in sorted(self._needs) if k == n]
-            behind.append({*inputs, *(a for m in inputs for a in behind[m])})
-        return {(m, n) for n in self.ops for m in behind[n]}
 
     def _units(self, seconds: float) -> int:
         return int(seconds / self.unit)

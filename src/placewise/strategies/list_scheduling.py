@@ -11,8 +11,9 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
+from placewise.simulate.dependencies import build_dependencies
 from placewise.simulate.kernels import new_workspace
-from placewise.simulate.priority import build_dependencies, new_priority_workspace, priority_order
+from placewise.simulate.priority import new_priority_workspace, priority_order
 from placewise.simulate.tables import build_tables
 from placewise.strategies.list_kernels import downward_ranks, schedule_by_insertion, upward_ranks
 from placewise.strategies.list_tasks import Tasks, build_tasks, complete, group_bytes, mean_copy_seconds, mean_op_seconds
