@@ -2,10 +2,13 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from placewise.commands.common import (
+    CLUSTER_HELP,
+    MODEL_HELP,
     add_worker_options,
     check_folder,
     check_writable,
@@ -20,109 +23,117 @@ from placewise.commands.profiling import add_virtual_option
 from placewise.core.errors import InputError
 from placewise.report.tables import seconds, table
 
-BENCHMARKS = {
-    "capture": "microseconds per op for the models of the zoo",
-    "simulate": "millions of ops x placements a second, in every form, beside plain Python",
-    "start": "how long a new process takes until it has simulated, with and without compiled kernels on the disk",
-    "scale": "how the simulator's time grows from 1,000 to 1,000,000 ops",
-    "orders": "what the priority order gains over the program order",
-    "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
-    "curve": "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
-    "execute": "two CPU devices against one; what a launch costs the host, beside a plain loop over the same ops",
-    "measured": "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
-    "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
-    "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
-    "suite": "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
-    "scale-out": "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
-}
 
-MOST_NAMES = {"start": 0, "scale": 0, "execute": 0, "curve": 2}  # of those that take no list of models
+class _Benchmark(argparse.ArgumentParser):
+    """A parser that refuses what it does not know itself: the line names the benchmark, not `placewise`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        known, others = super().parse_known_args(args, namespace)
+        if others:
+            self.error(f"unrecognized arguments: {' '.join(others)}")
+        return known, others
 
 
 def add_bench(commands: Any) -> None:
-    """Adds the command."""
-    parser = command(commands, "bench", _bench, "measure how fast placewise is on this machine")
-    kinds = "; ".join(f"{name}: {text}" for name, text in BENCHMARKS.items())
-    parser.add_argument("what", choices=tuple(BENCHMARKS), help=kinds)
+    """Adds the command, with a parser for each benchmark."""
+    text = "measure how fast placewise is on this machine"
+    parser = commands.add_parser(
+        "bench",
+        help=text,
+        description="Measure how fast placewise is.",
+        epilog="placewise bench BENCHMARK --help says more.",
+    )
+    kind = type("Benchmark", (_Benchmark, type(parser)), {})  # with errors of one line, as all commands have
+    benchmarks = parser.add_subparsers(dest="what", metavar="BENCHMARK", required=True, parser_class=kind)
+    for name, (says, add_options, run) in BENCHMARKS.items():
+        add_options(command(benchmarks, name, run, says))
+
+
+def _add_no_models(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(models=[])
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="only these models")
-    rows = parser.add_argument_group("rows")
-    rows.add_argument("--rows", choices=("post", "hdp", "today", "all"), default="all", help="which table (all)")
-    rows.add_argument("--quick", action="store_true", help="100 evaluations, 1 second")
-    rows.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto (10)")
-    rows.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations for all others (2400)")
-    rows.add_argument("--bound-seconds", metavar="S", type=seconds_argument, help="effort for the bound (the quick ones)")
-    rows.add_argument("--strategies", metavar="A,B", help="names or families (all but exact and the neural ones)")
-    rows.add_argument("-o", "--output", metavar="ROWS.JSON", help="keep each result as it comes; go on where the file ends")
-    rows.add_argument("--markdown", action="store_true", help="print tables for a page")
-    measured = parser.add_argument_group("measured", "with --strategies, --seconds and --budget, too")
-    add_virtual_option(measured)
-    measured.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
-    measured.add_argument(
+
+
+def _add_problem(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("cluster", nargs="?", metavar="CLUSTER", help=CLUSTER_HELP)
+
+
+def _add_budget(parser: argparse.ArgumentParser, usual: int) -> None:
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help=f"evaluations of a search ({usual})")
+
+
+def _add_searches(parser: argparse.ArgumentParser, usual: str, usual_budget: int) -> None:
+    parser.add_argument("--strategies", metavar="A,B", help=f"names or families ({usual})")
+    _add_budget(parser, usual_budget)
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from placewise import bench, bench_learning, bench_page
+
+    module = {"learning": bench_learning, "page": bench_page}.get(options.what, bench)
+    _print_rows(getattr(module, f"bench_{options.what}")(tuple(options.models)), options)
+
+
+def _bench_curve(options: argparse.Namespace) -> None:
+    from placewise.bench_curve import bench_curve
+
+    _print_rows(bench_curve(_names(options)), options)
+
+
+def _bench_execute(options: argparse.Namespace) -> None:
+    from placewise.execute.benchmark import bench_execute
+
+    _print_rows(bench_execute(), options)
+
+
+def _names(options: argparse.Namespace) -> tuple[str, ...]:
+    """Returns the model and the cluster, as far as they are given."""
+    return tuple(name for name in (options.model, options.cluster) if name is not None)
+
+
+def _print_rows(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    if options.json:
+        print_json({options.what: rows})
+    else:
+        print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# --- measured ---
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("cluster", metavar="CLUSTER", help=CLUSTER_HELP)
+    _add_searches(parser, "some of each family", 2400)
+    parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto (10)")
+    add_virtual_option(parser)
+    parser.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
+    parser.add_argument(
         "--measurements",
         metavar="N",
         type=count_argument,
         help="that Post has behind its search in the simulator (60)",
     )
-    measured.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
-    measured.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
-    suite = parser.add_argument_group(
-        "suite", "with MODEL (files too, or all), --strategies, --budget, --workers, --ray, -o"
-    )
-    suite.add_argument("--clusters", metavar="A,B", help="presets or files, or 'all' (2xK80,4xV100-nvlink,4090+3060)")
-    suite.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
-    suite.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
-    suite.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each problem's searches into this folder")
-    add_worker_options(parser)
-    scale = parser.add_argument_group("scale-out", "with MODEL CLUSTER and --budget")
-    scale.add_argument("--delay", metavar="S", type=seconds_argument, help="what an evaluation takes (0.5)")
-    scale.add_argument("--counts", metavar="A,B", help="how many workers to try (1,2,4,8,12)")
-    scale.add_argument("--kills", metavar="N", type=count_argument, help="workers to kill in a last search (2)")
+    parser.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
+    parser.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
 
 
-def _bench(options: argparse.Namespace) -> None:
-    from placewise import bench, bench_curve, bench_learning, bench_page
-
-    most = MOST_NAMES.get(options.what)
-    if most is not None and len(options.models) > most:
-        raise InputError(f"bench {options.what}: takes {most or 'no'} names, there are {len(options.models)}")
-    if options.what == "rows":
-        _bench_rows(options)
-        return
-    if options.what == "suite":
-        _bench_suite(options)
-        return
-    if options.what == "scale-out":
-        _print_rows("scale-out", _bench_scale_out(options), options)
-        return
-    if options.what == "measured":
-        _print_rows("measured", _bench_measured(options), options)
-        return
-    if options.what == "execute":
-        from placewise.execute.benchmark import bench_execute
-
-        _print_rows("execute", bench_execute(), options)
-        return
-    module = {"learning": bench_learning, "curve": bench_curve, "page": bench_page}.get(options.what, bench)
-    rows = getattr(module, f"bench_{options.what}")(tuple(options.models))
-    _print_rows(options.what, rows, options)
-
-
-def _print_rows(name: str, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    if options.json:
-        print_json({name: rows})
-    else:
-        print(table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
-
-
-def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _bench_measured(options: argparse.Namespace) -> None:
     from placewise.bench_measured import Trial, bench_measured
     from placewise.core.cluster import Cluster
     from placewise.strategies import names_of
 
-    if len(options.models) != 2:
-        raise InputError(f"bench measured: needs a model and a cluster, there are {len(options.models)} names")
-    model, machine = options.models[0], Cluster.load(options.models[1])
-    usual = Trial()
+    machine, usual = Cluster.load(options.cluster), Trial()
     trial = Trial(
         tuple(names_of(options.strategies)) if options.strategies else usual.strategies,
         tuple(options.plan),
@@ -140,7 +151,24 @@ def _bench_measured(options: argparse.Namespace) -> list[dict[str, Any]]:
             Path(options.keep).mkdir(parents=True, exist_ok=True)
         except OSError as trouble:
             raise InputError(f"--keep: {options.keep} can't be made a folder: {trouble.strerror}") from None
-    return bench_measured(model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    rows = bench_measured(options.model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    _print_rows(rows, options)
+
+
+# --- rows ---
+
+
+def _add_rows(parser: argparse.ArgumentParser) -> None:
+    _add_models(parser)
+    parser.add_argument("--rows", choices=("post", "hdp", "today", "all"), default="all", help="which table (all)")
+    parser.add_argument("--quick", action="store_true", help="100 evaluations, 1 second")
+    _add_searches(parser, "all but exact and the neural ones", 2400)
+    parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto, in place of a budget (10)")
+    parser.add_argument("--bound-seconds", metavar="S", type=seconds_argument, help="effort for the bound (the quick ones)")
+    parser.add_argument(
+        "-o", "--output", metavar="ROWS.JSON", help="keep each result as it comes; go on where the file ends"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
 
 
 def _bench_rows(options: argparse.Namespace) -> None:
@@ -165,6 +193,28 @@ def _bench_rows(options: argparse.Namespace) -> None:
         for name in TABLES:
             if here := [result for result in results if result["table"] == name]:
                 print(name, table(*summary(here)), "", sep="\n")
+
+
+def _show(row: Any, name: str, found: dict[str, Any]) -> None:
+    """Shows a search that is done, on a terminal."""
+    if sys.stderr.isatty():
+        step = found["problem"] or seconds(found["step_seconds"])
+        print(f"{row.name}: {name} {step}, {found['search_seconds']:.1f} s", file=sys.stderr)
+
+
+# --- suite ---
+
+
+def _add_suite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="only these models, or files; or 'all' of the zoo")
+    parser.add_argument("--clusters", metavar="A,B", help="presets or files, or 'all' (2xK80,4xV100-nvlink,4090+3060)")
+    _add_searches(parser, "those that the papers compare", 240)
+    parser.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
+    parser.add_argument("-o", "--output", metavar="SUITE.JSON", help="write all that was found")
+    parser.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each problem's searches into this folder")
+    parser.add_argument("--markdown", action="store_true", help="print tables for a page")
+    add_worker_options(parser)
 
 
 def _bench_suite(options: argparse.Namespace) -> None:
@@ -206,7 +256,18 @@ def _show_found(judged: Any, name: str) -> None:
         print(f"{judged.model} on {judged.cluster}: {name} {step}, {found.search_seconds:.1f} s", file=sys.stderr)
 
 
-def _bench_scale_out(options: argparse.Namespace) -> list[dict[str, Any]]:
+# --- scale-out ---
+
+
+def _add_scale_out(parser: argparse.ArgumentParser) -> None:
+    _add_problem(parser)
+    _add_budget(parser, 48)
+    parser.add_argument("--delay", metavar="S", type=seconds_argument, help="what an evaluation takes (0.5)")
+    parser.add_argument("--counts", metavar="A,B", help="how many workers to try (1,2,4,8,12)")
+    parser.add_argument("--kills", metavar="N", type=count_argument, help="workers to kill in a last search (2)")
+
+
+def _bench_scale_out(options: argparse.Namespace) -> None:
     from placewise.bench_scale_out import Trial, bench_scale_out
 
     usual = Trial()
@@ -220,17 +281,64 @@ def _bench_scale_out(options: argparse.Namespace) -> list[dict[str, Any]]:
         options.budget or usual.evaluations,
         usual.kills if options.kills is None else options.kills,
     )
-    return bench_scale_out(trial, tuple(options.models))
+    _print_rows(bench_scale_out(trial, _names(options)), options)
 
 
-def _show(row: Any, name: str, found: dict[str, Any]) -> None:
-    """Shows a search that is done, on a terminal."""
-    if sys.stderr.isatty():
-        step = found["problem"] or seconds(found["step_seconds"])
-        print(f"{row.name}: {name} {step}, {found['search_seconds']:.1f} s", file=sys.stderr)
+# --- all of them ---
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+class Benchmark(NamedTuple):
+    """What a benchmark says, the options that it takes, and what carries it out."""
+
+    says: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+
+BENCHMARKS = {
+    "capture": Benchmark("microseconds per op for the models of the zoo", _add_models, _bench),
+    "simulate": Benchmark("millions of ops x placements a second, in every form, beside plain Python", _add_models, _bench),
+    "start": Benchmark(
+        "how long a new process takes until it has simulated, with and without compiled kernels on the disk",
+        _add_no_models,
+        _bench,
+    ),
+    "scale": Benchmark("how the simulator's time grows from 1,000 to 1,000,000 ops", _add_no_models, _bench),
+    "orders": Benchmark("what the priority order gains over the program order", _add_models, _bench),
+    "learning": Benchmark(
+        "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds", _add_models, _bench
+    ),
+    "curve": Benchmark(
+        "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
+        _add_problem,
+        _bench_curve,
+    ),
+    "execute": Benchmark(
+        "two CPU devices against one; what a launch costs the host, beside a plain loop over the same ops",
+        _add_no_models,
+        _bench_execute,
+    ),
+    "measured": Benchmark(
+        "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
+        _add_measured,
+        _bench_measured,
+    ),
+    "page": Benchmark(
+        "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium", _add_models, _bench
+    ),
+    "rows": Benchmark(
+        "what every strategy finds for the papers' models and machines and today's, beside the bound",
+        _add_rows,
+        _bench_rows,
+    ),
+    "suite": Benchmark(
+        "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
+        _add_suite,
+        _bench_suite,
+    ),
+    "scale-out": Benchmark(
+        "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
+        _add_scale_out,
+        _bench_scale_out,
+    ),
+}
