@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from placewise.cli import _parser
@@ -22,8 +23,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _commands() -> str:
-    table = next(action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return "\n\n".join(_section(name, parser) for name, parser in table.choices.items())
+    return "\n\n".join(_section(name, parser) for name, parser in _parsers(_parser(), ""))
+
+
+def _parsers(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields the commands of a parser by name, each before its own ones."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield f"{prefix}{name}", inner
+                yield from _parsers(inner, f"{prefix}{name} ")
 
 
 def _section(name: str, parser: argparse.ArgumentParser) -> str:

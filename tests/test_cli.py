@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from builders import refused, tiny_cluster, tiny_data, tiny_graph
 from placewise import __version__
 from placewise.capture.zoo import MODELS
 from placewise.cli import main
+from placewise.commands.benchmarks import BENCHMARKS
 from placewise.core.cluster_file import parse_cluster, read_cluster, write_cluster
 from placewise.core.graph_file import read_graph
 from placewise.core.presets import preset, preset_names
@@ -263,6 +265,19 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
         subprocess.run([bash, "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("bench s", "simulate start scale suite scale-out"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
+)
+def test_bash_completes_benchmarks_and_their_options(capsys: pytest.CaptureFixture[str], words: str, offered: str) -> None:
+    script = printed(capsys, "completion", "bash")
+    (function,) = re.findall(r"^complete .*-F (\w+) placewise$", script, re.MULTILINE)
+    typed = f"COMP_WORDS=(placewise {words}); COMP_CWORD={len(words.split())}; {function} placewise; echo ${{COMPREPLY[@]}}"
+    result = subprocess.run(["bash"], input=f"{script}\n{typed}\n", capture_output=True, text=True, check=True)
+    assert result.stdout.split() == offered.split()
+
+
 # --- the command as a whole ---
 
 
@@ -282,7 +297,25 @@ def test_python_m_placewise_and_the_version() -> None:
         (["capture", SMALL], "the following arguments are required: -o/--output"),
         (["info"], "the following arguments are required: GRAPH"),
         (["completion", "fish"], "invalid choice: 'fish'"),
+        (["bench"], "placewise bench: the following arguments are required: BENCHMARK"),
         (["bench", "everything"], "invalid choice: 'everything'"),
+        (["bench", "execute", "--seconds", "3"], "placewise bench execute: unrecognized arguments: --seconds 3 "),
+        (["bench", "measured", "m", "c", "--quick"], "placewise bench measured: unrecognized arguments: --quick "),
+        (["bench", "capture", "--keep", "d"], "placewise bench capture: unrecognized arguments: --keep "),
+        (["bench", "rows", "--ray=local"], "placewise bench rows: unrecognized arguments: --ray=local "),
+        (["bench", "suite", "--virtual", "cuda:0=4"], "placewise bench suite: unrecognized arguments: --virtual "),
+        (["bench", "scale-out", "--workers", "2"], "placewise bench scale-out: unrecognized arguments: --workers "),
+        (["bench", "execute", "nmt"], "placewise bench execute: unrecognized arguments: nmt "),
+        (["bench", "curve", "nmt", "2xK80", "4xK80"], "placewise bench curve: unrecognized arguments: 4xK80 "),
+        (["bench", "measured", "nmt"], "placewise bench measured: the following arguments are required: CLUSTER"),
+        (
+            ["place", "nmt", "--cluster", "2xK80", "--seed", "1" + "0" * 30],
+            "--seed: must be a whole number of at least 0 and at",
+        ),
+        (
+            ["compare", "nmt", "--cluster", "2xK80", "--seeds", "9" * 5000],
+            "--seeds: must be a whole number above 0 of at most",
+        ),
     ],
 )
 def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
@@ -300,6 +333,37 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str
         main([command, "--help"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: placewise {command}")
+
+
+def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Returns a command's help as one line, which no width of the terminal cuts."""
+    with pytest.raises(SystemExit) as caught:
+        main([*arguments, "--help"])
+    assert caught.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert f" {name} {BENCHMARKS[name]} " in helped(capsys, "bench")
+    text = helped(capsys, "bench", name)
+    assert text.startswith(f"usage: placewise bench {name} ")
+    owners = {
+        "--markdown": ("rows", "suite"),
+        "--seconds S": ("measured", "rows"),
+        "--budget N": ("measured", "rows", "suite", "scale-out"),
+        "--keep DIR": ("measured",),
+        "--workers N": ("suite",),
+        "--delay S": ("scale-out",),
+        "MODEL": tuple(other for other in BENCHMARKS if other not in ("start", "scale", "execute")),
+    }
+    assert [option for option in owners if option in text] == [option for option, names in owners.items() if name in names]
+
+
+def test_help_says_what_set_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--set NAME=VALUE a parameter of the strategy: crossover=uniform;" in helped(capsys, "place")
+    words = "--set STRATEGY.NAME=VALUE a parameter of one of the strategies: genetic.crossover=uniform;"
+    assert words in helped(capsys, "compare")
 
 
 def test_help_is_instant_and_names_every_command() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import placewise as pw
 from placewise.cli import COMMANDS, main
+from placewise.commands.benchmarks import BENCHMARKS
 from placewise.strategies import FAMILIES, STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +62,8 @@ def test_the_reference_has_docstrings_comments_and_every_command(site: Path) -> 
     assert "Devices, and a link for every ordered pair of them" in nouns
     assert "reachable floating-point operations a second" in nouns, "the comment behind a field"
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
-    assert len(re.findall(r"usage: placewise ", commands)) == len(COMMANDS) + 1  # completion is cli.py's own
+    every = len(COMMANDS) + len(BENCHMARKS) + 1  # completion is cli.py's own
+    assert len(re.findall(r"usage: placewise ", commands)) == every
 
 
 @needs_mkdocs

@@ -17,7 +17,7 @@ from placewise.bench import generated_graph
 from placewise.cli import main
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.shape import Shape
 from placewise.report.curves import MOST_POINTS, Curve, Point, curve_of, curve_of_progress, curve_of_steps
@@ -267,6 +267,32 @@ def test_a_wrong_trace_is_refused(change: dict[str, Any], rule: str, tmp_path: P
     assert str(error.value) == f"{path}: {rule}"
 
 
+def test_a_trace_of_another_graph_is_refused(tmp_path: Path) -> None:
+    """Its ops have the same numbers and names, but there is a third op."""
+    from placewise.core.errors import InputError
+
+    path, _ = events(two().problem, tmp_path)
+    other = chain(["a.mm", "b.mm", "c.mm"], [3.0, 5.0, 1.0], [0, 1, 1]).problem
+    digests = [digest_of_graph(problem.graph)[:12] for problem in (two().problem, other)]
+    with pytest.raises(InputError) as error:
+        read_measured(path, other)
+    rule = f"otherData.graph_digest is {digests[0]}..., that of 'test' is {digests[1]}..."
+    assert str(error.value) == f"{path}: is a trace of another graph: {rule}"
+
+
+def test_an_older_trace_is_known_by_the_names_of_its_ops(tmp_path: Path) -> None:
+    from placewise.core.errors import InputError
+
+    path, data = events(two().problem, tmp_path)
+    del data["otherData"]["graph_digest"]
+    path.write_text(json.dumps(data))
+    longer = chain(["a.mm", "b.mm", "c.mm"], [3.0, 5.0, 1.0], [0, 1, 1]).problem
+    assert read_measured(path, longer).ops.tolist() == [0, 1]
+    with pytest.raises(InputError) as error:
+        read_measured(path, chain(["a.mm", "b.relu"], [3.0, 5.0], [0, 1]).problem)
+    assert str(error.value) == f"{path}: slice 'b.mm': is of another graph: in 'test' the name of op 1 is 'b.relu'"
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
@@ -445,6 +471,19 @@ def test_a_measured_trace_stands_beside_the_plan(files: Path) -> None:
     assert plan["measured"]["step_seconds"] == pytest.approx(plan["step_seconds"])
 
 
+def test_a_trace_of_another_placement_is_shown_and_said(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trace has the second of three ops on gpu:1, where the other plan has none."""
+    assert main(["simulate", *PROBLEM[1:], "--plan", PLANS[0], "--trace", "trace.json"]) == 0
+    measured = ["--measured", "trace.json", "-o", "page.html"]
+    capsys.readouterr()
+    assert main(["report", PLANS[0], *PROBLEM, *measured]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["report", PLANS[1], *PROBLEM, *measured]) == 0
+    rule = "1 of 3 ops ran on other devices, 'b.mm' ran on gpu:1, the plan has it on gpu:0"
+    assert capsys.readouterr().err == f"placewise: trace.json: is of another placement than the plan: {rule}\n"
+    assert column(data_of("page.html")["plans"][0]["measured"]["device"]) == [0, 1, 0]
+
+
 def test_a_plan_whose_step_was_measured_says_so(files: Path) -> None:
     """The timeline is the simulator's; a plan that was found by simulating has no such time."""
     plan = dataclasses.replace(Plan.load(PLANS[0]), step_seconds=99.0, predicted_seconds=1.0)
@@ -463,6 +502,9 @@ def test_a_plan_whose_step_was_measured_says_so(files: Path) -> None:
         (["runs.db", "x"], "runs.db: is a run file: behind it stand numbers of runs, not 'x'"),
         (["runs.db", "7"], "runs.db: there is no run 7; the runs are: 1, 2"),
         (["runs.db", "--graph", "graph.json"], "--graph: is for plans, runs.db is a run file"),
+        (["runs.db", "--profile", "p.json"], "--profile: is for plans, runs.db is a run file"),
+        ([PLANS[0], *PROBLEM, "--profile", "p.json"], "p.json: there is no such file"),
+        ([PLANS[0], *PROBLEM, "--busy", "0.5"], "--busy: needs a --profile"),
         ([*PLANS, *PROBLEM, "--measured", "t.json"], "--measured: is the trace of one plan, there are 2"),
         ([PLANS[0], *PROBLEM, "--measured", "t.json"], "t.json: there is no such file"),
     ],

@@ -8,22 +8,28 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import heed_ctrl_c, refused
+from builders import heed_ctrl_c, refused, tiny_cluster, tiny_graph
 from test_plan import CLUSTER
 
 import placewise as pw
+from placewise import placing
 from placewise.bounds import Bound
 from placewise.cli import main
 from placewise.commands.progress import Ticker
-from placewise.core.errors import NothingFits
-from placewise.core.graph_file import write_graph
+from placewise.core.cluster_file import write_cluster
+from placewise.core.errors import InputError, NothingFits
+from placewise.core.graph_file import read_graph, write_graph
 from placewise.core.plan import Plan
-from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, gap_of
+from placewise.core.problem import Problem
+from placewise.execute.measured import Measure
+from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, gap_of, open_judge, specify
 from placewise.search import Budget, Progress
+from placewise.store import RunFile
 from placewise.strategies import STRATEGIES
 
 MODEL = "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11"
@@ -93,6 +99,20 @@ def test_the_same_command_is_answered_from_the_record(
     assert rows[0]["step_seconds"] == once["step_seconds"]
     assert main(["runs", runs]) == 0
     assert "hill-climb" in capsys.readouterr().out
+
+
+def test_runs_say_whose_times_were_measured(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs.db"
+    problem = Problem.of(read_graph(graph), pw.Cluster.load("2xK80"))
+    simulated = Request("random", {}, Budget(2), model="m", cluster="c")
+    with RunFile(runs) as file:
+        for request in (simulated, replace(simulated, measure=Measure(steps=7))):
+            file.create(specify(problem, request), problem).close()
+    assert main(["runs", str(runs), "--json"]) == 0
+    assert [row["measured"] and row["measured"]["steps"] for row in said(capsys)["runs"]] == [None, 7]
+    assert main(["runs", str(runs)]) == 0
+    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert [row[header.index("times")] for row in rows] == ["simulated", "measured"]
 
 
 def test_compare_ranks_strategies(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +211,18 @@ def test_ctrl_c_keeps_the_best_so_far_and_the_run_goes_on(graph: Path, tmp_path:
     assert "30,000 evaluations" in done.stdout
 
 
+@pytest.mark.parametrize(("batch", "spent"), [(1, "1 evaluation"), (2, "2 evaluations")])
+def test_one_evaluation_is_no_evaluations(
+    graph: Path, batch: int, spent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Ticker, progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ticker, "__call__", stop)
+    assert main(place(graph, "--set", f"batch={batch}", strategy="random")) == 0
+    assert f"stopped after {spent}: this is the best so far" in capsys.readouterr().out
+
+
 def test_place_from_python(graph: Path) -> None:
     from placewise.capture.models import load_graph
 
@@ -200,6 +232,42 @@ def test_place_from_python(graph: Path) -> None:
     assert plan.gap is not None
     step = f"{plan.step_seconds * 1e3:.4g} ms a step on 2xK80, at most {plan.gap:.1%} above the best possible"
     assert str(plan).startswith(f"{step} (random, 30 evaluations, seed 4)")
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"cluster": None}, "cluster must be a Cluster, or the name of a preset or of a file, it is a NoneType"),
+        ({"measure": 3}, "measure must be True, or a Measure of placewise.execute.measured, it is 3"),
+        ({"seconds": "3"}, "seconds must be a number, it is '3'"),
+        ({"evaluations": "3"}, "evaluations must be a number, it is '3'"),
+        ({"seed": 0.5}, "seed must be a whole number, it is 0.5"),
+        ({"seed": -1}, "seed must be at least 0, it is -1"),
+        ({"settings": "batch=3"}, "settings must be a table or None, it is 'batch=3'"),
+        ({"strategy": ["random"]}, "strategy must be a word, it is ['random']"),
+        ({"grouping": None}, "grouping must be a word, it is None"),
+        ({"ray": True}, "ray must be an address, or 'local', it is True"),
+    ],
+)
+def test_place_refuses_what_is_of_another_kind(given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InputError, match=re.escape(rule)):
+        pw.place(tiny_graph(), **{"cluster": "2xK80", "strategy": "random", "evaluations": 1, **given})
+
+
+def test_a_cluster_may_be_a_path(tmp_path: Path) -> None:
+    write_cluster(tiny_cluster(), tmp_path / "tiny.toml")
+    assert pw.place(tiny_graph(), tmp_path / "tiny.toml", strategy="random", evaluations=1).cluster == tiny_cluster().name
+
+
+@pytest.mark.parametrize(("given", "measure"), [(True, Measure()), (False, None), (None, None), (Measure(5), Measure(5))])
+def test_true_measures_as_usual(given: Any, measure: Measure | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_other(problem: Problem, request: Request, step: Any, **_: Any) -> Any:
+        assert request.measure == measure
+        return open_judge(problem, replace(request, measure=None))
+
+    monkeypatch.setattr(placing, "open_judge", open_other)
+    plan = pw.place(tiny_graph(), tiny_cluster(), strategy="random", evaluations=1, measure=given)
+    assert (plan.predicted_seconds is not None) == (measure is not None)
 
 
 # --- the bound ---

@@ -1,6 +1,7 @@
 """The profiler on this machine's CPUs: signatures, values, times, links, contention and what the commands make of them."""
 
 import json
+import sys
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -20,12 +21,13 @@ from placewise.capture.training import CapturedStep
 from placewise.cli import main
 from placewise.core.cluster import Cluster
 from placewise.core.cluster_file import parse_cluster, read_cluster
-from placewise.core.graph_file import read_graph
+from placewise.core.graph_file import read_graph, write_graph
 from placewise.core.pieces import cut_devices
+from placewise.core.plan import Plan
 from placewise.core.presets import preset
 from placewise.core.problem import Problem
 from placewise.core.profile import Contention, Profile, ProfiledDevice
-from placewise.core.profile_file import read_profile
+from placewise.core.profile_file import read_profile, write_profile
 from placewise.execute.clocks import Clock, run_on
 from placewise.execute.gates import Stopped
 from placewise.execute.links import fit
@@ -256,6 +258,12 @@ def test_a_profile_serves_all_commands(files: Path, capsys: pytest.CaptureFixtur
     assert json.loads(capsys.readouterr().out)["step_seconds"] >= step_seconds * 0.999
     assert main(["bound", MODEL, *where, "--profile", "p.json", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bound_seconds"] <= step_seconds
+    shown = ["report", "plan.json", "--graph", MODEL, *where, "-o", "page.html", "--json"]
+    pages = []
+    for times in ([], ["--profile", "p.json"]):
+        assert main([*shown, *times]) == 0
+        pages.append(json.loads(capsys.readouterr().out)["plans"][0]["step_seconds"])
+    assert pages[0] != pages[1] == step_seconds
 
 
 def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,6 +276,39 @@ def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFix
         ["simulate", MODEL, "--cluster", "two.toml", "--plan", "x.json", "--together"], capsys
     )
     assert "need --measure" in refused(["place", MODEL, "--cluster", "two.toml", "--steps", "3"], capsys)
+
+
+def test_a_terminal_shows_what_is_measured(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that is written over, and in the end taken away; nothing with --json."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    command = ["profile", MODEL, "--cluster", "two.toml", "-o", "p.json"]
+    assert main(command) == 0
+    count = len(read_profile("p.json").timings)
+    lines = [line.removesuffix("\x1b[K") for line in capsys.readouterr().err.split("\r")]
+    expected = [f"{n} of {count} signatures on cpu:0" for n in range(count)]
+    assert [line.partition(",")[0] for line in lines] == ["", *expected, "links", "devices that are busy together", ""]
+    assert lines[1] == f"0 of {count} signatures on cpu:0, 0 s"
+    assert main([*command, "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where, profile = ["--cluster", "two.toml"], ["--profile", "p.json"]
+    write_profile(shared(1.0), "p.json")
+    Plan(("cpu:0",)).save("plan.json")
+    rule = "MODEL must be a zoo name with options (nmt:layers=4), or package.module:function"
+    for file, what in (("p.json", "a profile"), ("plan.json", "a plan")):
+        for command in (
+            ["profile", "-o", "x.json"],
+            ["run", "--plan", "plan.json"],
+            ["bound", *profile],
+            ["place", "--measure"],
+        ):
+            assert refused([command[0], file, *where, *command[1:]], capsys) == f"placewise: {file}: is {what}, {rule}\n"
+    write_graph(pw.capture(*mlp_step()).graph, "g.json")
+    assert "g.json: is a graph file" in refused(["profile", "g.json", *where, "-o", "x.json"], capsys)
 
 
 def test_nothing_is_written_for_a_machine_that_is_not_here(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """The Perfetto trace of a schedule."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from test_plan import CLUSTER
 
 from placewise.core.cluster_file import parse_cluster
 from placewise.core.graph_file import parse_graph
+from placewise.core.plan import digest_of_graph
 from placewise.core.problem import Problem
 from placewise.report.trace import trace, write_trace
 from placewise.simulate.schedule import Schedule
@@ -78,6 +80,15 @@ def test_the_arrow_of_a_resident_tensor_starts_with_its_copy() -> None:
 def test_counters_show_the_memory_at_launches(schedule: Schedule) -> None:
     used = {device: max(e["args"]["MiB"] for e in events(schedule, "C") if e["pid"] == device) for device in (0, 1)}
     assert used == {0: pytest.approx(9000 / 2**20, abs=1e-3), 1: pytest.approx(10000 / 2**20, abs=1e-3)}
+
+
+def test_it_holds_the_digest_that_plans_know_the_graph_by(schedule: Schedule) -> None:
+    """A model that was measured, or that has another name, is the same graph."""
+    graph = schedule.problem.graph
+    timed = replace(graph, name="other", ops=replace(graph.ops, seconds={"gpu": np.ones(4)}))
+    other = Simulator(Problem.of(timed, schedule.problem.cluster), "program", 1).schedule(np.array([0, 1, 0]))
+    digests = [trace(found)["otherData"]["graph_digest"] for found in (schedule, other)]
+    assert digests == [digest_of_graph(graph)] * 2
 
 
 def test_the_file_is_the_trace(schedule: Schedule, tmp_path: Path) -> None:

@@ -37,8 +37,6 @@ WRONG: list[tuple[list[str], str]] = [
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "--keep: plan.json can't be made a folder"),
     (["report", "runs.db", "9" * 30, "-o", "page.html"], "behind it stand numbers of runs"),
     (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, it is 99999"),
-    (["bench", "execute", "nmt"], "bench execute: takes no names, there are 1"),
-    (["bench", "curve", "nmt", "2xK80", "4xK80"], "bench curve: takes 2 names, there are 3"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--plan", "none.json"], "none.json: there is no such file"),
     ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is no folder"),
     (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is no folder"),

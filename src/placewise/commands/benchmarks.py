@@ -2,9 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from placewise.commands.common import (
     CLUSTER_HELP,
@@ -19,34 +18,36 @@ from placewise.commands.common import (
     print_json,
     seconds_argument,
 )
-from placewise.commands.profiling import add_virtual_option
+from placewise.commands.profiling import RUN_MODEL_HELP, add_virtual_option
 from placewise.core.errors import InputError
 from placewise.report.tables import seconds, table
 
-
-class _Benchmark(argparse.ArgumentParser):
-    """A parser that refuses what it does not know itself: the line names the benchmark, not `placewise`."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        known, others = super().parse_known_args(args, namespace)
-        if others:
-            self.error(f"unrecognized arguments: {' '.join(others)}")
-        return known, others
+BENCHMARKS = {
+    "capture": "microseconds per op for the models of the zoo",
+    "simulate": "millions of ops x placements a second, in every form, beside plain Python",
+    "start": "how long a new process takes until it has simulated, with and without compiled kernels on the disk",
+    "scale": "how the simulator's time grows from 1,000 to 1,000,000 ops",
+    "orders": "what the priority order gains over the program order",
+    "learning": "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds",
+    "curve": "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
+    "execute": "two CPU devices against one; what a launch costs the host, beside a plain loop over the same ops",
+    "measured": "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
+    "page": "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium",
+    "rows": "what every strategy finds for the papers' models and machines and today's, beside the bound",
+    "suite": "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
+    "scale-out": "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
+}
 
 
 def add_bench(commands: Any) -> None:
     """Adds the command, with a parser for each benchmark."""
     text = "measure how fast placewise is on this machine"
-    parser = commands.add_parser(
-        "bench",
-        help=text,
-        description="Measure how fast placewise is.",
-        epilog="placewise bench BENCHMARK --help says more.",
-    )
-    kind = type("Benchmark", (_Benchmark, type(parser)), {})  # with errors of one line, as all commands have
-    benchmarks = parser.add_subparsers(dest="what", metavar="BENCHMARK", required=True, parser_class=kind)
-    for name, (says, add_options, run) in BENCHMARKS.items():
-        add_options(command(benchmarks, name, run, says))
+    more = "placewise bench BENCHMARK --help says more."
+    parser = commands.add_parser("bench", help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=more)
+    benchmarks = parser.add_subparsers(dest="what", metavar="BENCHMARK", required=True, parser_class=type(parser))
+    for name, text in BENCHMARKS.items():
+        add_options, run = _PARTS.get(name, (_add_models, _bench))
+        add_options(command(benchmarks, name, run, text))
 
 
 def _add_no_models(parser: argparse.ArgumentParser) -> None:
@@ -60,15 +61,6 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
     parser.add_argument("cluster", nargs="?", metavar="CLUSTER", help=CLUSTER_HELP)
-
-
-def _add_budget(parser: argparse.ArgumentParser, usual: int) -> None:
-    parser.add_argument("--budget", metavar="N", type=positive_argument, help=f"evaluations of a search ({usual})")
-
-
-def _add_searches(parser: argparse.ArgumentParser, usual: str, usual_budget: int) -> None:
-    parser.add_argument("--strategies", metavar="A,B", help=f"names or families ({usual})")
-    _add_budget(parser, usual_budget)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -111,18 +103,20 @@ def _cell(value: Any) -> str:
 # --- measured ---
 
 
-def _add_measured(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("cluster", metavar="CLUSTER", help=CLUSTER_HELP)
-    _add_searches(parser, "some of each family", 2400)
+def _add_effort(parser: argparse.ArgumentParser, strategies: str) -> None:
+    parser.add_argument("--strategies", metavar="A,B", help=f"names or families ({strategies})")
     parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto (10)")
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations for all others (2400)")
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
+    parser.add_argument("cluster", metavar="CLUSTER", help=CLUSTER_HELP)
+    _add_effort(parser, "gpu-only, expert, balanced, m-etf, auto, post")
     add_virtual_option(parser)
     parser.add_argument("--plan", metavar="PLAN", action="append", default=[], help="run this plan.json too")
     parser.add_argument(
-        "--measurements",
-        metavar="N",
-        type=count_argument,
-        help="that Post has behind its search in the simulator (60)",
+        "--measurements", metavar="N", type=count_argument, help="that Post has behind its search in the simulator (60)"
     )
     parser.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
     parser.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
@@ -162,12 +156,9 @@ def _add_rows(parser: argparse.ArgumentParser) -> None:
     _add_models(parser)
     parser.add_argument("--rows", choices=("post", "hdp", "today", "all"), default="all", help="which table (all)")
     parser.add_argument("--quick", action="store_true", help="100 evaluations, 1 second")
-    _add_searches(parser, "all but exact and the neural ones", 2400)
-    parser.add_argument("--seconds", metavar="S", type=seconds_argument, help="time for auto, in place of a budget (10)")
+    _add_effort(parser, "all but exact and the neural ones")
     parser.add_argument("--bound-seconds", metavar="S", type=seconds_argument, help="effort for the bound (the quick ones)")
-    parser.add_argument(
-        "-o", "--output", metavar="ROWS.JSON", help="keep each result as it comes; go on where the file ends"
-    )
+    parser.add_argument("-o", "--output", metavar="ROWS.JSON", help="keep each result at once; go on where the file ends")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
 
 
@@ -206,9 +197,10 @@ def _show(row: Any, name: str, found: dict[str, Any]) -> None:
 
 
 def _add_suite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="only these models, or files; or 'all' of the zoo")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="zoo names or files, or 'all' (six of the zoo)")
     parser.add_argument("--clusters", metavar="A,B", help="presets or files, or 'all' (2xK80,4xV100-nvlink,4090+3060)")
-    _add_searches(parser, "those that the papers compare", 240)
+    parser.add_argument("--strategies", metavar="A,B", help="names or families (all but exact and the neural ones)")
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations of each search (240)")
     parser.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
     parser.add_argument("-o", "--output", metavar="SUITE.JSON", help="write all that was found")
@@ -261,7 +253,7 @@ def _show_found(judged: Any, name: str) -> None:
 
 def _add_scale_out(parser: argparse.ArgumentParser) -> None:
     _add_problem(parser)
-    _add_budget(parser, 48)
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations of each search (48)")
     parser.add_argument("--delay", metavar="S", type=seconds_argument, help="what an evaluation takes (0.5)")
     parser.add_argument("--counts", metavar="A,B", help="how many workers to try (1,2,4,8,12)")
     parser.add_argument("--kills", metavar="N", type=count_argument, help="workers to kill in a last search (2)")
@@ -273,7 +265,7 @@ def _bench_scale_out(options: argparse.Namespace) -> None:
     usual = Trial()
     words = options.counts.split(",") if options.counts else []
     for word in words:
-        if not word.isdecimal() or not 0 < int(word) <= 1000:
+        if not word.isdecimal() or len(word) > 4 or not 0 < int(word) <= 1000:
             raise InputError(f"--counts: must be whole numbers from 1 to 1000, one is {word!r}")
     trial = Trial(
         tuple(map(int, words)) or usual.workers,
@@ -284,61 +276,13 @@ def _bench_scale_out(options: argparse.Namespace) -> None:
     _print_rows(bench_scale_out(trial, _names(options)), options)
 
 
-# --- all of them ---
-
-
-class Benchmark(NamedTuple):
-    """What a benchmark says, the options that it takes, and what carries it out."""
-
-    says: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
-
-
-BENCHMARKS = {
-    "capture": Benchmark("microseconds per op for the models of the zoo", _add_models, _bench),
-    "simulate": Benchmark("millions of ops x placements a second, in every form, beside plain Python", _add_models, _bench),
-    "start": Benchmark(
-        "how long a new process takes until it has simulated, with and without compiled kernels on the disk",
-        _add_no_models,
-        _bench,
-    ),
-    "scale": Benchmark("how the simulator's time grows from 1,000 to 1,000,000 ops", _add_no_models, _bench),
-    "orders": Benchmark("what the priority order gains over the program order", _add_models, _bench),
-    "learning": Benchmark(
-        "Post's figure 2: what strategies that learn draw and find with 2,400 evaluations, five seeds", _add_models, _bench
-    ),
-    "curve": Benchmark(
-        "how fast strategies get to a good answer (a model and a machine, or nmt:layers=4 4xK80)",
-        _add_problem,
-        _bench_curve,
-    ),
-    "execute": Benchmark(
-        "two CPU devices against one; what a launch costs the host, beside a plain loop over the same ops",
-        _add_no_models,
-        _bench_execute,
-    ),
-    "measured": Benchmark(
-        "predicted beside measured: MODEL CLUSTER is profiled, and what strategies find is run on this machine",
-        _add_measured,
-        _bench_measured,
-    ),
-    "page": Benchmark(
-        "how large a page is, how soon it can be used and how smoothly it zooms, in headless Chromium", _add_models, _bench
-    ),
-    "rows": Benchmark(
-        "what every strategy finds for the papers' models and machines and today's, beside the bound",
-        _add_rows,
-        _bench_rows,
-    ),
-    "suite": Benchmark(
-        "every strategy on many models and machines with equal budgets: wins, mean ratio to the best, time to solution",
-        _add_suite,
-        _bench_suite,
-    ),
-    "scale-out": Benchmark(
-        "wall time of a search with slow evaluations on 1 to 12 Ray workers, some of them killed",
-        _add_scale_out,
-        _bench_scale_out,
-    ),
+_PARTS = {  # the options that each takes, and what carries it out; the others take models, and `_bench` does
+    "start": (_add_no_models, _bench),
+    "scale": (_add_no_models, _bench),
+    "curve": (_add_problem, _bench_curve),
+    "execute": (_add_no_models, _bench_execute),
+    "measured": (_add_measured, _bench_measured),
+    "rows": (_add_rows, _bench_rows),
+    "suite": (_add_suite, _bench_suite),
+    "scale-out": (_add_scale_out, _bench_scale_out),
 }

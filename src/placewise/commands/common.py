@@ -71,14 +71,14 @@ def check_folder(path: str | None) -> None:
 def count_argument(text: str) -> int:
     """Returns a whole number of at least 0."""
     if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, it is {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0 and at most 18 digits, it is {text!r}")
     return int(text)
 
 
 def positive_argument(text: str) -> int:
     """Returns a whole number above 0."""
-    if not text.isdecimal() or not 0 < int(text) < 2**53:
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, it is {text!r}")
+    if not text.isdecimal() or len(text) > 15 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0 of at most 15 digits, it is {text!r}")
     return int(text)
 
 

@@ -1,12 +1,13 @@
 """Measuring this machine: profile, and the options that use what was measured."""
 
 import argparse
+import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from placewise.commands.common import (
     CLUSTER_HELP,
-    MODEL_HELP,
     check_writable,
     command,
     count_argument,
@@ -15,7 +16,8 @@ from placewise.commands.common import (
     print_json,
     seconds_argument,
 )
-from placewise.core.errors import InputError
+from placewise.commands.progress import Line
+from placewise.core.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from placewise.core.cluster import Cluster
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from placewise.execute.measured import Measure
     from placewise.execute.profile import Measurements
 
+RUN_MODEL_HELP = "a zoo name with options (nmt:layers=4), or package.module:function"
+NO_MODELS = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by a file's format
 SHOWN_FAILURES = 3
 
 
@@ -114,20 +118,38 @@ def check_busy(options: argparse.Namespace) -> None:
         raise InputError("--busy: needs a --profile, which says how much busy neighbours slow a device down")
 
 
-def load_timed(options: argparse.Namespace) -> "tuple[Graph, Cluster, Profile | None]":
+def check_model(model: str) -> None:
+    """Refuses a plan or a profile in the place of a model; `load_step` refuses all files, and takes them for graphs."""
+    from placewise.capture import zoo
+    from placewise.core.files import parse_json, read_bytes
+
+    if model.partition(":")[0] in zoo.MODELS or not os.path.isfile(model):
+        return
+    try:
+        data = parse_json(model, read_bytes(model, ModelError), ModelError)
+    except ModelError:
+        return
+    if what := NO_MODELS.get(str(data.get("format")) if isinstance(data, dict) else ""):
+        raise ModelError(f"{model}: is {what}, MODEL must be {RUN_MODEL_HELP}")
+
+
+def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":
     """Returns the graph of MODEL and the cluster, with measured times where there is a --profile, and the profile."""
     from placewise.capture.models import load_graph, load_step
     from placewise.core.cluster import Cluster
 
     check_busy(options)
+    model = options.model if model is None else model
     cluster = Cluster.load(options.cluster)
+    is_run = getattr(options, "measure", False)  # then a graph file is refused at once
+    if is_run or options.profile is not None:
+        check_model(model)
     if options.profile is None:
-        is_run = getattr(options, "measure", False)  # then a graph file is refused at once
-        return load_step(options.model).graph if is_run else load_graph(options.model), cluster, None
+        return load_step(model).graph if is_run else load_graph(model), cluster, None
     from placewise.execute.profile import apply_profile
 
     profile = load_profile(options, cluster)  # refused before the model is captured
-    return *apply_profile(load_step(options.model), cluster, profile, options.busy), profile
+    return *apply_profile(load_step(model), cluster, profile, options.busy), profile
 
 
 def load_profile(options: argparse.Namespace, cluster: "Cluster") -> "Profile":
@@ -142,7 +164,7 @@ def load_profile(options: argparse.Namespace, cluster: "Cluster") -> "Profile":
 def add_profile(commands: Any) -> None:
     """Adds the command."""
     parser = command(commands, "profile", _profile, "measure a model's ops, and the links, on this machine's devices")
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
     parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}: it names the devices")
     add_virtual_option(parser)
     parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")
@@ -163,11 +185,18 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.execute.profile import apply_profile, measure_profile
 
     check_writable(options.output, options.graph, options.cluster_out, reads=(options.model, options.cluster))
+    check_model(options.model)
     cluster = Cluster.load(options.cluster)
     if options.run_step and all(device.kind != "gpu" for device in cluster.devices):
         raise InputError(f"--run-step: times the launches of a GPU, and cluster {cluster.name!r} has none")
     captured = real_step(options.model) if options.run_step else load_step(options.model)
-    found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step)
+    begun = time.perf_counter()
+    with Line(options) as line:
+
+        def report(what: str) -> None:
+            line.show(f"{what}, {time.perf_counter() - begun:.0f} s")
+
+        found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step, report=report)
     graph, measured = apply_profile(captured, cluster, found.profile)
     write_profile(found.profile, options.output)
     if options.graph:

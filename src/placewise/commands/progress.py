@@ -1,6 +1,7 @@
-"""Progress of a search on a terminal."""
+"""Progress on a terminal."""
 
 import argparse
+import math
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -11,28 +12,56 @@ if TYPE_CHECKING:
     from placewise.search import Progress
 
 
-class Ticker:
-    """Shows progress on a terminal's standard error, one line that is written over; elsewhere nothing."""
+class Line:
+    """One line on a terminal's standard error, which is written over and in the end taken away; elsewhere nothing."""
 
-    def __init__(self, request: "Request", limit: "Bound | None" = None) -> None:
+    def __init__(self, options: argparse.Namespace | None = None) -> None:
+        is_silent = options is not None and (options.json or getattr(options, "quiet", False))
+        self.is_shown = sys.stderr.isatty() and not is_silent
+        self._last = -math.inf
+
+    def __enter__(self) -> "Line":
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the line away."""
+        self.clear()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last text has been there for a tenth of a second."""
+        return self.is_shown and time.monotonic() - self._last >= 0.1
+
+    def show(self, text: str) -> None:
+        """Shows a text in the place of the last one."""
+        if self.is_shown:
+            self._last = time.monotonic()
+            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Takes the line away."""
+        if self.is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class Ticker:
+    """Shows the progress of a search."""
+
+    def __init__(self, request: "Request", limit: "Bound | None" = None, place: Line | None = None) -> None:
         self.label, self.limit = request.strategy, limit
         self.evaluations, self.seconds = request.budget.evaluations, request.budget.seconds
-        self.is_shown = sys.stderr.isatty()
-        self._last = 0.0
+        self._place = place or Line()
 
     @classmethod
     def of(cls, request: "Request", limit: "Bound | None", options: argparse.Namespace) -> "Ticker":
         """Returns the ticker of a search; with --json or --quiet it shows nothing."""
-        ticker = cls(request, limit)
-        ticker.is_shown &= not options.json and not getattr(options, "quiet", False)
-        return ticker
+        return cls(request, limit, Line(options))
 
     def __call__(self, progress: "Progress") -> None:
         """Shows how far a search is, at most ten times a second."""
-        if not self.is_shown or time.monotonic() - self._last < 0.1:
-            return
-        self._last = time.monotonic()
-        print(f"\r{self.line(progress)}\x1b[K", end="", file=sys.stderr, flush=True)
+        if self._place.is_due:
+            self._place.show(self.line(progress))
 
     def line(self, progress: "Progress") -> str:
         """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
@@ -52,5 +81,4 @@ class Ticker:
 
     def clear(self) -> None:
         """Takes the line away."""
-        if self.is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._place.clear()

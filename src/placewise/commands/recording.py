@@ -55,8 +55,8 @@ def conclude(
         if options.report:
             print(f"\n{options.report} shows it: open it in a browser")
         if outcome.status == "stopped":
-            again = how_to_go_on(options)
-            print(f"\nstopped after {outcome.evaluations:,} evaluations: this is the best so far; {again}")
+            spent = f"{outcome.evaluations:,} evaluation{'' if outcome.evaluations == 1 else 's'}"
+            print(f"\nstopped after {spent}: this is the best so far; {how_to_go_on(options)}")
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", limit: "Bound | None") -> None:
@@ -103,9 +103,8 @@ def _runs(options: argparse.Namespace) -> None:
                 "status": run.status,
                 "evaluations": run.evaluations,
                 "step_seconds": run.step_seconds,
-                **{
-                    name: getattr(run.specification, name) for name in ("model", "cluster", "strategy", "parameters", "seed")
-                },
+                **{name: getattr(run.specification, name) for name in _SHOWN},
+                "measured": run.specification.measured or None,
                 "created": run.created,
             }
             for run in runs
@@ -117,11 +116,13 @@ def _runs(options: argparse.Namespace) -> None:
             *(run.number, run.specification.model, run.specification.cluster, run.specification.strategy),
             *(run.specification.seed, "unfinished" if run.status == "running" else run.status, f"{run.evaluations:,}"),
             "-" if run.step_seconds is None else seconds(run.step_seconds),
+            "measured" if run.specification.measured else "simulated",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         )
         for run in runs
     ]
-    print(table(("run", "model", "cluster", "strategy", "seed", "status", "evaluations", "best", "begun"), rows, left=4))
+    header = ("run", "model", "cluster", "strategy", "seed", "status", "evaluations", "best", "times", "begun")
+    print(table(header, rows, left=4))
 
 
 def add_resume(commands: Any) -> None:

@@ -2,10 +2,12 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
+from placewise.commands.profiling import add_profile_options, check_busy, load_timed
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.curves import Curve
+    from placewise.report.measured import Measured
     from placewise.report.page_data import Shown
     from placewise.report.rivals import Rivals
     from placewise.simulate.schedule import Schedule
@@ -32,12 +35,15 @@ def add_report(commands: Any) -> None:
     parser.add_argument("--graph", metavar="MODEL", help=f"for plans: {MODEL_HELP}")
     parser.add_argument("--cluster", metavar="C", help=f"for plans: {CLUSTER_HELP}")
     parser.add_argument("--measured", metavar="TRACE", help="for one plan: a measured trace.json to show beside it")
+    add_profile_options(parser)
 
 
 def _report(options: argparse.Namespace) -> None:
     from placewise.report.page import write_page
 
-    check_writable(options.output, reads=(*options.sources, options.graph, options.cluster, options.measured))
+    read = (*options.sources, options.graph, options.cluster, options.measured, options.profile)
+    check_writable(options.output, reads=read)
+    check_busy(options)
     shown = _of_runs(options) if _is_run_file(options.sources[0]) else _of_plans(options)
     write_page(shown, options.output)
     size = os.path.getsize(options.output)
@@ -92,8 +98,6 @@ class _Context:
 
 
 def _of_plans(options: argparse.Namespace) -> "list[Shown]":
-    from placewise.capture.models import load_graph
-    from placewise.core.cluster import Cluster
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.curves import curve_of
@@ -107,18 +111,37 @@ def _of_plans(options: argparse.Namespace) -> "list[Shown]":
             raise InputError(f"{options.sources[0]}: is a plan: its page needs --{name}")
     if options.measured and len(plans) > 1:
         raise InputError(f"--measured: is the trace of one plan, there are {len(plans)}")
-    problem = Problem.of(load_graph(options.graph), Cluster.load(options.cluster))
+    graph, cluster, _ = load_timed(options, options.graph)
+    problem = Problem.of(graph, cluster)
     resolved = [plan.resolve(problem, path) for plan, path in zip(plans, options.sources, strict=True)]
     measured = read_measured(options.measured, problem) if options.measured else None
-    limit, rivals = _Context()(problem)
     simulator = Simulator(problem, "program")
+    schedules = [simulator.schedule(*found) for found in resolved]
+    if measured is not None:
+        _compare_placements(measured, schedules[0])
+    limit, rivals = _Context()(problem)
     return [
         Shown(
-            *(label, simulator.schedule(*found), limit, rivals, curve_of(plan.history)),
+            *(label, schedule, limit, rivals, curve_of(plan.history)),
             *(plan.strategy, plan.seed, plan.evaluations, measured, _measured_seconds(plan)),
         )
-        for label, plan, found in zip(_labels(options.sources), plans, resolved, strict=True)
+        for label, plan, schedule in zip(_labels(options.sources), plans, schedules, strict=True)
     ]
+
+
+def _compare_placements(measured: "Measured", schedule: "Schedule") -> None:
+    """Says on standard error that a trace is of another placement than the plan's."""
+    elsewhere = measured.elsewhere(schedule.devices)
+    if not len(elsewhere):
+        return
+    first, names = int(elsewhere[0]), schedule.problem.cluster.device_names
+    op = int(measured.ops[first])
+    there = f"{schedule.problem.graph.ops.names[op]!r} ran on {names[measured.devices[first]]}"
+    print(
+        f"placewise: {measured.source}: is of another placement than the plan: {len(elsewhere):,} of "
+        f"{len(measured.ops):,} ops ran on other devices, {there}, the plan has it on {names[schedule.devices[op]]}",
+        file=sys.stderr,
+    )
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
@@ -134,7 +157,7 @@ def _of_runs(options: argparse.Namespace) -> "list[Shown]":
     from placewise.store import RunFile
 
     path, *numbers = options.sources
-    for name in ("graph", "cluster", "measured"):
+    for name in ("graph", "cluster", "measured", "profile"):
         if getattr(options, name) is not None:
             raise InputError(f"--{name}: is for plans, {path} is a run file")
     for number in numbers:

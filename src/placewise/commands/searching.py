@@ -54,11 +54,15 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--order", choices=("priority", "program"), default="priority", help="launch order (priority)")
     parser.add_argument("--grouping", default="colocated", help="what is placed together (colocated); see docs/concepts.md")
-    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="a parameter of the strategy")
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search, and go on with one that was left")
     add_worker_options(parser)
     add_profile_options(parser)
     add_measure_options(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser, form: str, text: str) -> None:
+    text += "; may be repeated (`placewise strategies` lists them)"
+    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
 
 
 # --- place ---
@@ -71,6 +75,7 @@ def add_place(commands: Any) -> None:
     parser.add_argument(
         "--strategy", metavar="S", default=None, help="how to search (auto); `placewise strategies` lists them"
     )
+    _add_set(parser, "NAME=VALUE", "a parameter of the strategy: crossover=uniform")
     parser.add_argument(
         "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most this: 0.05"
     )
@@ -152,6 +157,7 @@ def add_compare(commands: Any) -> None:
     parser = command(commands, "compare", _compare, "compare strategies on one problem with equal budgets")
     _add_search_options(parser)
     parser.add_argument("--strategies", metavar="A,B", default="classical", help="names, classical, learned, or all")
+    _add_set(parser, "STRATEGY.NAME=VALUE", "a parameter of one of the strategies: genetic.crossover=uniform")
     parser.add_argument("--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (1)")
 
 

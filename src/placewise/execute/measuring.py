@@ -1,6 +1,7 @@
 """A measured step as a schedule: the same timeline, with the clock's times in it."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +24,23 @@ class Measurement:
     allocated_bytes: dict[str, int]  # by device, the allocator's peak: of whole GPUs alone
 
 
-def measure_steps(train_step: TrainStep, predicted: Schedule, batch: Any, steps: int, warm_up: int = 2) -> Measurement:
-    """Returns the times of some steps behind a warm-up; `predicted` is the simulator's schedule of the same placement."""
+def measure_steps(
+    train_step: TrainStep,
+    predicted: Schedule,
+    batch: Any,
+    steps: int,
+    warm_up: int = 2,
+    report: Callable[[str], None] = lambda line: None,
+) -> Measurement:
+    """Returns the times of some steps behind a warm-up; `predicted` is the simulator's schedule of the same placement.
+
+    `report` is told before each step which one it is.
+    """
     batch = train_step.bring_home(batch)  # as the simulator has it: inputs are at home when a step starts
     train_step.reset_peaks()
     times, launches = [], []
-    for _ in range(warm_up + steps):
+    for number in range(1 - warm_up, steps + 1):
+        report(f"step {number} of {steps}" if number > 0 else "warm-up")
         begin = time.perf_counter()
         train_step(batch)
         launches.append(time.perf_counter() - begin)

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,12 +41,18 @@ class Measurements:
 
 
 def measure_profile(
-    captured: CapturedStep, cluster: Cluster, virtual: Mapping[str, int] | None = None, *, runs_step: bool = False
+    captured: CapturedStep,
+    cluster: Cluster,
+    virtual: Mapping[str, int] | None = None,
+    *,
+    runs_step: bool = False,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Measurements:
     """Returns what a step's ops, and the links between all devices, take on this machine.
 
     With `runs_step` the host's time for a launch is that in a whole step, for which the model is trained twice on one GPU.
     Otherwise it is that of one op again and again, which is faster: all that it touches is in the processor's caches.
+    `report` is told what is measured next.
     """
     begun = time.perf_counter()
     devices = real_devices(cluster, virtual)
@@ -58,7 +64,7 @@ def measure_profile(
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
         chosen = _distinct(calls, captured.graph, kinds[device.name])
-        for signature, found in _measure_ops(device, chosen).items():
+        for signature, found in _measure_ops(device, chosen, report).items():
             if isinstance(found, str):
                 failures.append((device.name, signature, found))
                 continue
@@ -67,11 +73,15 @@ def measure_profile(
                 launches.setdefault(signature, found[1])
     dispatch_seconds = float(np.mean([launches[c.signature] for c in calls if c.signature in launches])) if launches else 0.0
     if runs_step and launches:
+        report("a whole step")
         dispatch_seconds = _launch_in_a_step(captured, cluster, devices) or dispatch_seconds
+    report("links")
+    links = measure_links(devices)
+    report("devices that are busy together")
     profile = Profile(
-        tuple(ProfiledDevice(d.name, kinds[d.name], _hardware(d), first[d].name, _num_alike(d, devices)) for d in devices),
+        tuple(ProfiledDevice(d.name, kinds[d.name], hardware_of(d), first[d].name, _num_alike(d, devices)) for d in devices),
         timings,
-        measure_links(devices),
+        links,
         dispatch_seconds,
         measure_contention(devices),
     )
@@ -128,13 +138,16 @@ def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpC
     return found
 
 
-def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, tuple[Timing, float] | str]:
+def _measure_ops(
+    device: RealDevice, calls: Mapping[str, OpCall], report: Callable[[str], None]
+) -> dict[str, tuple[Timing, float] | str]:
     """Returns the time of each signature on a device and the host's time to launch it, or why there is none."""
 
     def measure(clock: Clock) -> dict[str, tuple[Timing, float] | str]:
         found: dict[str, tuple[Timing, float] | str] = {}
         with torch.no_grad():
             for signature, call in calls.items():
+                report(f"{len(found):,} of {len(calls):,} signatures on {device.name}")
                 try:
                     found[signature] = (time_work(Work(call, device.torch_device), clock), clock.launch_seconds)
                 except (RuntimeError, IndexError, TypeError, ValueError) as problem:  # no kernel here, or no memory
@@ -144,7 +157,8 @@ def _measure_ops(device: RealDevice, calls: Mapping[str, OpCall]) -> dict[str, t
     return run_on(device, measure)
 
 
-def _hardware(device: RealDevice) -> str:
+def hardware_of(device: RealDevice) -> str:
+    """Returns what this machine calls a device."""
     if device.is_gpu:
         name = torch.cuda.get_device_name(device.torch_device)
         return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"

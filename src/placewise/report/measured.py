@@ -9,6 +9,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.errors import InputError
 from placewise.core.files import describe, parse_json, read_bytes
+from placewise.core.plan import digest_of_graph
 from placewise.core.problem import Problem
 
 SECONDS = 1e-6  # a trace's unit
@@ -34,13 +35,22 @@ class Measured:
         """From the first start to the last end of an op."""
         return float(self.end.max(initial=0.0))
 
+    def elsewhere(self, devices: Ints) -> Ints:
+        """Returns the slices that are not on their op's device; `devices` has one for each op: [ops]."""
+        return np.flatnonzero(self.devices != devices[self.ops])
+
 
 def read_measured(path: str | Path, problem: Problem) -> Measured:
-    """Returns the timeline of a trace's file: its slices with args.op are ops, those of category copy are copies."""
+    """Returns the timeline of a trace's file: its slices with args.op are ops, those of category copy are copies.
+
+    A trace of another graph is refused: by its digest where it holds one, else by the names of its ops.
+    """
     data = parse_json(path, read_bytes(path, InputError), InputError)
     events = data.get("traceEvents") if isinstance(data, dict) else data
     if not isinstance(events, list):
         raise InputError(f"{path}: traceEvents must be a list, it is {describe(events)}")
+    if isinstance(data, dict):
+        _check_digest(data.get("otherData"), problem, str(path))
     slices = [event for event in events if isinstance(event, dict) and event.get("ph") == "X"]
     reader = _Reader(str(path), problem, _processes(events))
     ops = [reader.op(event) for event in slices if "op" in _args(event)]
@@ -56,6 +66,17 @@ def read_measured(path: str | Path, problem: Problem) -> Measured:
         tuple(row[4] for row in copies),
         *(others[:, 0].astype(np.int64), others[:, 1].astype(np.int64), others[:, 2] - begin, others[:, 3] - begin),
     )
+
+
+def _check_digest(said: Any, problem: Problem, source: str) -> None:
+    """Refuses the digest of another graph; older traces, and those of other tools, have none."""
+    found = said.get("graph_digest") if isinstance(said, dict) else None
+    expected = digest_of_graph(problem.graph)
+    if found is not None and found != expected:
+        raise InputError(
+            f"{source}: is a trace of another graph: otherData.graph_digest is {str(found)[:12]}..., "
+            f"that of {problem.graph.name!r} is {expected[:12]}..."
+        )
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -80,6 +101,8 @@ class _Reader:
         op = _args(event)["op"]
         if type(op) is not int or not 0 <= op < self.problem.num_ops:
             raise self.wrong(event, f"args.op must be a whole number below {self.problem.num_ops}, it is {describe(op)}")
+        if event.get("name") != (name := self.problem.graph.ops.names[op]):
+            raise self.wrong(event, f"is of another graph: in {self.problem.graph.name!r} the name of op {op} is {name!r}")
         pid = event.get("pid")
         return (op, self.device(event, "pid", self.processes.get(pid, pid)), *self.times(event))
 

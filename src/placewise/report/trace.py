@@ -13,6 +13,7 @@ import numpy as np
 
 from placewise.core.files import write_bytes
 from placewise.core.graph import PHASES, Graph
+from placewise.core.plan import digest_of_graph
 from placewise.simulate.schedule import Schedule
 
 MICROSECONDS = 1e6  # the unit of a trace's times
@@ -27,7 +28,12 @@ def write_trace(schedule: Schedule, path: str | Path, *, is_measured: bool = Fal
 def trace(schedule: Schedule, is_measured: bool = False) -> dict[str, Any]:
     """Returns the trace as plain data; a measured one does not say what the ops waited for."""
     problem = schedule.problem
-    said = {"graph": problem.graph.name, "cluster": problem.cluster.name, "step_seconds": schedule.step_seconds}
+    said = {
+        "graph": problem.graph.name,
+        "graph_digest": digest_of_graph(problem.graph),
+        "cluster": problem.cluster.name,
+        "step_seconds": schedule.step_seconds,
+    }
     events = [*_lanes(schedule), *_ops(schedule, is_measured), *_copies(schedule), *_memory(schedule)]
     return {"displayTimeUnit": "ms", "otherData": said, "traceEvents": events}
 
