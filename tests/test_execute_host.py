@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class InstantStreams:
 
     def copy(self, source: int, target: int) -> Callable[..., Tensor]:
         def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
-            assert self.is_gpu[source] or any(window.data_ptr() == pinned.data_ptr() for pinned in self.pinned)
+            assert self.is_gpu[source] or self.is_pinned(window)
             self.current = -1
             return copy_window_into(window, torch.empty_strided) if over is None else copy_window_over(window, over)
 
@@ -72,6 +73,9 @@ class InstantStreams:
     def pin(self, window: Tensor) -> Tensor:
         self.pinned.append(copy_window(window))
         return self.pinned[-1]
+
+    def is_pinned(self, window: Tensor) -> bool:
+        return any(window.data_ptr() == pinned.data_ptr() for pinned in self.pinned)
 
     def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
         return partial(self.recorded.add, instruction)
@@ -99,6 +103,55 @@ class InstantStreams:
         yield
 
     def synchronize_all(self) -> None: ...
+
+
+class LateStreams(InstantStreams):
+    """Streams whose copies are made as late as they may be: when someone waits for them, or when the next step begins."""
+
+    def __init__(self, is_gpu: list[bool]) -> None:
+        super().__init__(is_gpu)
+        self.under_way: dict[Queue, list[Callable[[], Any]]] = {}  # by channel, in order
+        self.behind: dict[int, tuple[Queue, int]] = {}  # instruction -> its channel, and how many copies it ends
+        self.lock = Lock()
+
+    def copy(self, source: int, target: int) -> Callable[..., Tensor]:
+        def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
+            assert self.is_gpu[source] or self.is_pinned(window)
+            self.current = -1
+            made = copy_window(window) if over is None else over
+            if over is None and made.is_floating_point():
+                made.fill_(float("nan"))  # what is read too early shows
+            with self.lock:
+                self.under_way.setdefault((source, target), []).append(partial(copy_window_over, window.detach(), made))
+            return made
+
+        return copy
+
+    def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
+        def record() -> None:
+            self.recorded.add(instruction)
+            self.behind[instruction] = (queue, len(self.under_way.get(queue, ())))
+
+        return record
+
+    def _check(self, instruction: int) -> None:
+        super()._check(instruction)
+        self._make(*self.behind[instruction])
+
+    def _make(self, queue: Queue, count: int) -> None:
+        with self.lock:
+            copies = self.under_way.get(queue, [])
+            for number in range(count):
+                copies[number]()
+                copies[number] = int  # it is made once
+
+    @contextmanager
+    def step(self, notes: Notes | None = None) -> Iterator[None]:
+        for queue, copies in self.under_way.items():
+            self._make(queue, len(copies))
+        self.under_way.clear()
+        with super().step(notes):
+            yield
 
 
 def test_the_memory_of_a_noted_step_is_the_simulators() -> None:
@@ -167,6 +220,33 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, kinds: tuple[bool, ...]
     train_step.close()
 
 
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_ops=st.integers(0, 10),
+    kinds=st.sampled_from([(True, False), (False, True, True)]),
+    micro_batches=st.integers(1, 2),
+)
+@settings(max_examples=40)
+def test_copies_may_be_late(seed: int, num_ops: int, kinds: tuple[bool, ...], micro_batches: int) -> None:
+    """Nobody reads a copy before it is made, or writes what is copied: pinned parameters above all."""
+    torch.manual_seed(seed % 1000)
+    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    batch = (torch.randn(6 * micro_batches, 4), torch.randn(6 * micro_batches, 4))
+    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch, micro_batches))
+    train_step = TrainStep(captured, placed_at_random(captured, seed, kinds), LateStreams(list(kinds)))
+    for number in range(4):
+        first, *others = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch, micro_batches))
+        assert bitwise(train_step(batch), sum(others, start=first))
+        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        assert [key for key in values if not bitwise(found[key], values[key])] == []
+        if number == 1:
+            for each in (model, twin):
+                each.load_state_dict({key: value * 1.01 for key, value in each.state_dict().items()})
+    train_step.close()
+
+
 def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
     """Once it is there, its copies to GPUs pin nothing; other values that the model is given go there in the next step."""
     torch.manual_seed(0)
@@ -188,6 +268,25 @@ def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
     usual, moved = counts[1] - counts[0], len(placed.pinned)
     assert np.diff([0, *counts]).tolist() == [usual + moved, usual, usual, usual + moved, usual]
     train_step.close()
+
+
+def test_steps_in_turn_do_not_pin_what_is_pinned() -> None:
+    """Two of one model, as for batches of two sizes: what one has pinned stays where it is in the other's step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    placed = next(p for seed in range(100) if len((p := placed_at_random(captured, seed, (True, False))).pinned) > 1)
+    streams = InstantStreams([True, False])
+    first, second = (TrainStep(captured, placed, streams) for _ in range(2))
+    counts = []
+    for train_step in (first, first, second, first, second):
+        train_step(batch)
+        counts.append(len(streams.pinned))
+    usual = counts[1] - counts[0]
+    assert np.diff(counts).tolist() == [usual] * 4
+    first.close()
+    second.close()
 
 
 def test_the_caller_may_write_what_the_step_only_reads() -> None:

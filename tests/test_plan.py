@@ -99,6 +99,10 @@ def test_a_saved_plan_is_the_same_when_loaded(tmp_path: Path) -> None:
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
+def test_a_plan_of_a_placement_alone_prints() -> None:
+    assert str(Plan(("gpu:0",))) == "? a step on None (None, ? evaluations, seed None)"
+
+
 def test_a_plan_holds_under_another_name_of_the_graph(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One step is `Sequential` in Python and `my_project.train:step` on the command line."""
     graph, cluster, plan = (str(files / name) for name in ("graph.json", "cluster.toml", "plan.json"))

@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from placewise.capture.models import load_step
 from placewise.capture.step import TrainingStep
 from placewise.cli import main
 from placewise.core.cluster_file import write_cluster
-from placewise.core.errors import ExecutionError, PlacewiseError, PlanError
+from placewise.core.errors import ClusterError, ExecutionError, PlacewiseError, PlanError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.execute.benchmark import hand_overs, launches, two_branches
@@ -52,7 +53,7 @@ def step():
 pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
 
 
-def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
+def small(device: str = "cpu") -> tuple[nn.Sequential, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
     with torch.device(device):
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
         return model, torch.optim.Adam(model.parameters(), 0.01), (torch.randn(6, 4), torch.randn(6, 3))
@@ -130,6 +131,8 @@ def test_an_op_reads_the_hosts_number_of_its_own_moment() -> None:
         ((torch.zeros(6, 4).double(), torch.zeros(6, 3)), r"batch\[0\]: .* float32 of shape .*, got float64 of shape"),
         ((torch.zeros(6, 4),), r"batch: the step was captured with 2 entries, got 1 entries"),
         ((torch.zeros(6, 4), 3), r"batch\[1\]: .* got 3"),
+        ((torch.zeros(6, 4), torch.zeros(6, 3, device="meta")), r"batch\[1\]: is on the meta device and has no values"),
+        ((torch.zeros(6, 4).to_sparse(), torch.zeros(6, 3)), r"batch\[0\]: .* got sparse_coo float32 of shape \[6, 4\]"),
     ],
 )
 def test_another_batch_is_refused(batch: Any, rule: str) -> None:
@@ -177,6 +180,52 @@ def test_rows_that_were_one_row_at_capture_must_be_one_row() -> None:
 def test_a_model_on_the_meta_device_is_refused() -> None:
     with pytest.raises(ExecutionError, match=r"0\.weight is on the meta device and has no values"):
         compiled(captured(*small("meta")))
+
+
+@pytest.mark.parametrize(("change", "now"), [(nn.Module.double, "float64"), (nn.Module.half, "float16")])
+def test_a_model_of_another_type_is_refused(change: Any, now: str) -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    train_step = compiled(step)
+    change(model[2])
+    rule = f"2.weight is {now} now, the step was captured with float32: make it float32 again"
+    with pytest.raises(ExecutionError, match=re.escape(rule)):
+        train_step(batch)
+    with pytest.raises(ExecutionError, match=re.escape(rule)):
+        compiled(step)
+    model.float()
+    assert train_step(batch).dtype == torch.float32
+
+
+def test_a_model_that_has_lost_its_values_is_refused() -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    train_step = compiled(step)
+    model[0].to("meta")
+    with pytest.raises(ExecutionError, match=r"0\.weight is on the meta device and has no values"):
+        train_step(batch)
+    model[0].to_empty(device="cpu")
+    nn.utils.parametrizations.weight_norm(model[2])
+    rule = "the model has no 2.weight any more: capture and compile the step again"
+    with pytest.raises(ExecutionError, match=re.escape(rule)):
+        train_step(batch)
+    with pytest.raises(ExecutionError, match=re.escape(rule)):
+        compiled(step)
+
+
+def test_state_that_the_optimizer_has_lost_is_made_anew() -> None:
+    """A checkpoint of an optimizer that has taken no step has none: eager code goes on from there, too."""
+    model, optimizer, batch = small()
+    twin, twin_optimizer, _ = small()
+    twin.load_state_dict(model.state_dict())
+    fresh = copy.deepcopy(optimizer.state_dict())
+    train_step, eager = compiled(captured(model, optimizer, batch)), captured(twin, twin_optimizer, batch).step
+    for number in range(4):
+        if number == 2:
+            optimizer.load_state_dict(fresh)
+            twin_optimizer.load_state_dict(fresh)
+        assert torch.equal(train_step(batch), eager_step(eager)[0])
+    assert all(bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(twin, twin_optimizer).items())
 
 
 def test_dampening_is_refused_before_the_first_step() -> None:
@@ -304,6 +353,23 @@ def test_what_is_no_step_is_refused() -> None:
         pw.capture(model, nn.MSELoss(), torch.optim.Adam, batch)  # type: ignore[arg-type]
 
 
+def test_what_is_no_machine_is_refused(tmp_path: Path) -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    plan = plan_of(step, lambda name: "cpu:0")
+    with pytest.raises(
+        ClusterError, match="cluster must be a Cluster, or the name of a preset or of a file, it is a Sequential"
+    ):
+        plan.compile(step, model)
+    for virtual in (4, "cuda:0=4", {"cuda:0": "4"}):
+        with pytest.raises(
+            ExecutionError, match=re.escape('virtual must be a table of GPUs and numbers of slices, {"cuda:0"')
+        ):
+            plan.compile(step, cpu_cluster(), virtual=virtual)  # type: ignore[arg-type]
+    write_cluster(cpu_cluster(), tmp_path / "cpus.toml")
+    assert plan.compile(step, tmp_path / "cpus.toml")(batch).isfinite()
+
+
 def test_device_maps() -> None:
     step = captured(*small())
     by_layer = plan_of(step, lambda name: "gpu:1" if name.startswith("2") else "cpu:0")
@@ -318,6 +384,10 @@ def test_device_maps() -> None:
         odd.device_map(step)
     with pytest.raises(PlanError, match="placement has 1 entries"):
         Plan(("gpu:0",)).device_map(step)
+    with pytest.raises(PlanError, match="plan: is for another graph"):
+        replace(whole, graph_digest="0123456789abcdef").device_map(step)
+    with pytest.raises(PlacewiseError, match=re.escape("what placewise.capture returns, or a Graph, it is a Sequential")):
+        whole.device_map(step.step.model)
 
 
 @pytest.mark.parametrize(

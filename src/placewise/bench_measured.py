@@ -73,7 +73,9 @@ def bench_measured(
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
     if trial.kept:
         write_profile(profile, Path(trial.kept) / "profile.json")
-    rows, measured, files = [], dict[bytes, dict[str, Any]](), set[str]()
+    rows, measured = [], dict[bytes, dict[str, Any]]()
+    folder = Path(trial.kept or ".").resolve()
+    files = {"profile.json", *(Path(path).name for path in trial.plans if Path(path).resolve().parent == folder)}
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if trial.kept:
@@ -209,6 +211,10 @@ def _gpu_bytes(schedule: Schedule) -> int:
 def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement | None:
     """Returns some measured steps of a placement; None where they run out of memory."""
     devices = real_devices(alone.problem.cluster, trial.virtual)
+    if any(device.is_gpu for device in devices):
+        from placewise.execute.cuda import forget_workspaces
+
+        forget_workspaces()  # so that the allocator's peak is this placement's
     try:
         with closing(
             compile_placement(alone.problem, alone.placement, alone.order, captured, devices, cuda_graphs)

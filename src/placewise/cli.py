@@ -22,7 +22,7 @@ from placewise.commands import (
     simulation,
 )
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
-from placewise.execute.queues import want_queues
+from placewise.core.queues import want_queues
 
 COMMANDS = (
     *(inventory.add_models, inventory.add_clusters, inventory.add_detect),

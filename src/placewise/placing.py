@@ -4,7 +4,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from placewise.core.contracts import Evaluator
 from placewise.core.errors import InputError, NothingFits
 from placewise.core.graph import Graph
 from placewise.core.grouping import COLOCATED
-from placewise.core.plan import Plan, digest_of_graph
+from placewise.core.plan import Plan, cluster_of, digest_of_graph, graph_of
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.execute.measured import Measure
@@ -50,6 +52,10 @@ class Request:
     cluster: str = ""
     measure: Measure | None = None  # None: placements are simulated
 
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.seed < 0:
+            raise InputError(f"seed must be at least 0, it is {self.seed}")
+
 
 def budget_of(
     strategy: str,
@@ -75,7 +81,7 @@ def budget_of(
 
 def place(
     step: "CapturedStep | Graph",
-    cluster: Cluster | str,
+    cluster: Cluster | str | Path,
     *,
     strategy: str = DEFAULT_STRATEGY,
     evaluations: int | None = None,
@@ -88,18 +94,20 @@ def place(
     workers: int | None = None,
     ray: str | None = None,
     run_file: str | Path | None = None,
-    measure: Measure | None = None,
+    measure: Measure | bool | None = None,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits where none fits.
 
     Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
     ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With
-    `measure` placements are run on this machine and not simulated; without a budget it is 60 of them then.
+    `measure` (True is `Measure()`) placements are run on this machine and not simulated; without a budget it is 60 then.
     """
-    graph = step if isinstance(step, Graph) else getattr(step, "graph", None)
-    if not isinstance(graph, Graph):
-        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
-    cluster = Cluster.load(cluster) if isinstance(cluster, str) else cluster
+    graph, cluster, measure = graph_of(step), cluster_of(cluster), _measure_of(measure)
+    _check("a word", str, strategy=strategy, grouping=grouping)
+    _check("a table or None", (Mapping, NoneType), settings=settings)
+    _check("a number", (Real, NoneType), evaluations=evaluations, seconds=seconds, target_gap=target_gap)
+    _check("a whole number", (Integral, NoneType), seed=seed, workers=workers)
+    _check("an address, or 'local'", (str, NoneType), ray=ray)
     problem = Problem.of(graph, cluster, grouping)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
@@ -108,6 +116,19 @@ def place(
     with open_judge(problem, request, None if isinstance(step, Graph) else step, workers=workers, ray=ray) as evaluator:
         outcome = run(problem, request, evaluator, limit=limit, run_file=run_file)
     return make_plan(problem, request, outcome, predict(problem, request, outcome), limit)
+
+
+def _check(kind: str, types: Any, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, types):
+            raise InputError(f"{name} must be {kind}, it is {value!r}")
+
+
+def _measure_of(given: Measure | bool | None) -> Measure | None:
+    if isinstance(given, bool):
+        return Measure() if given else None
+    _check("True, or a Measure of placewise.execute.measured", (Measure, NoneType), measure=given)
+    return given
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 from placewise.core import presets
 from placewise.core.cluster import Cluster
 from placewise.core.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
+from placewise.core.queues import want_queues
 
 KNOWN_GPUS = {  # by the driver's name, without the brand; names that only resemble these have other figures
     **dict.fromkeys(("K40", "K40c", "K40m", "K40s", "K40t"), presets.K40),
@@ -57,6 +58,7 @@ def _torch_gpus() -> tuple[tuple[Gpu, ...], CanReach] | None:
         import torch
     except (ImportError, OSError):  # OSError: installed, but one of its libraries is not
         return None
+    want_queues()
     if not torch.cuda.is_available():
         return None
     gpus = tuple(_torch_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count()))

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from placewise.core.arrays import Ints
-from placewise.core.errors import InputError, PlanError
+from placewise.core.cluster import Cluster
+from placewise.core.errors import ClusterError, InputError, PlanError
 from placewise.core.files import Table, describe, parse_json, read_bytes, write_bytes
 from placewise.core.graph import Graph
 from placewise.core.problem import Problem
@@ -52,9 +53,8 @@ class Plan:
         bound = "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
         if self.predicted_seconds is not None:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
-        lines = [
-            f"{step} a step on {self.cluster}{bound} ({self.strategy}, {self.evaluations:,} evaluations, seed {self.seed})"
-        ]
+        spent = "?" if self.evaluations is None else f"{self.evaluations:,}"
+        lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent} evaluations, seed {self.seed})"]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
             lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")
@@ -82,7 +82,8 @@ class Plan:
 
         An ExecutionError names the modules that the plan splits.
         """
-        graph = getattr(step, "graph", step)
+        graph = graph_of(step)
+        self._check_graph(graph, "plan")
         if len(self.placement) != graph.num_groups:
             raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")
         found: dict[str, Any] = importlib.import_module("placewise.execute.device_map").device_map(graph, self.placement)
@@ -90,18 +91,39 @@ class Plan:
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
-        graph = problem.graph
+        self._check_graph(problem.graph, source)
+        try:
+            placement = problem.contract(self.placement)
+            return placement, None if self.order is None else problem.check_order(np.array(self.order, np.int64))
+        except InputError as rule:
+            raise PlanError(f"{source}: {rule}") from None
+
+    def _check_graph(self, graph: Graph, source: str) -> None:
         known = (digest_of_graph(graph), graph.untimed_digest, graph.digest)  # older plans hold the latter
         if self.graph_digest is not None and self.graph_digest not in known:
             raise PlanError(
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
                 f"that of {graph.name!r} is {known[0][:12]}..."
             )
-        try:
-            placement = problem.contract(self.placement)
-            return placement, None if self.order is None else problem.check_order(np.array(self.order, np.int64))
-        except InputError as rule:
-            raise PlanError(f"{source}: {rule}") from None
+
+
+def graph_of(step: Any) -> Graph:
+    """Returns the graph of a captured step; one of its own is itself."""
+    graph = getattr(step, "graph", step)
+    if not isinstance(graph, Graph):
+        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
+    return graph
+
+
+def cluster_of(given: Any) -> Cluster:
+    """Returns a cluster, or the one that a preset or a file of this name describes."""
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, (str, Path)):
+        raise ClusterError(
+            f"cluster must be a Cluster, or the name of a preset or of a file, it is a {type(given).__name__}"
+        )
+    return Cluster.load(str(given))
 
 
 def digest_of_graph(graph: Graph) -> str:

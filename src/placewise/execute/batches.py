@@ -12,7 +12,7 @@ from placewise.core.errors import ExecutionError
 def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
     """Yields the path and the tensor of every entry of a batch that is built like the example."""
     if isinstance(example, Tensor):
-        if not isinstance(given, Tensor) or given.shape != example.shape or given.dtype != example.dtype:
+        if not isinstance(given, Tensor) or _kind(given) != _kind(example):
             raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
         _check_repeats(example, given, path)
         yield path, given
@@ -30,6 +30,19 @@ def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tup
         raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
 
 
+def real_batch(example: Any, given: Any) -> dict[str, Tensor]:
+    """Returns the tensors of a batch by their paths; they must have values."""
+    found = dict(batch_tensors(example, given))
+    for path, tensor in found.items():
+        if tensor.is_meta:
+            raise ExecutionError(f"{path}: is on the meta device and has no values: give the step a batch on a real device")
+    return found
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.layout
+
+
 def _check_repeats(example: Tensor, given: Tensor, path: str) -> None:
     """Refuses values that differ where the example is one value repeated, as expand() makes it: the step has one there."""
     for dim, (stride, now) in enumerate(zip(example.stride(), given.stride(), strict=True)):
@@ -39,7 +52,8 @@ def _check_repeats(example: Tensor, given: Tensor, path: str) -> None:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+        layout = "" if value.layout == torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+        return f"{layout}{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
     if isinstance(value, Mapping):
         return f"the keys {', '.join(map(repr, value))}"
     if isinstance(value, (list, tuple)):

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
 from placewise.core.errors import ExecutionError
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, cluster_of
 from placewise.core.presets import PRESETS
 from placewise.core.problem import Problem
 from placewise.execute.lowering import lower, tensor_devices
@@ -20,7 +21,7 @@ from placewise.execute.values import Values
 def compile_plan(
     plan: Plan,
     step: CapturedStep,
-    cluster: Cluster | str | None = None,
+    cluster: Cluster | str | Path | None = None,
     virtual: Mapping[str, int] | None = None,
     cuda_graphs: bool = False,
 ) -> TrainStep:
@@ -30,10 +31,11 @@ def compile_plan(
     """
     if not isinstance(step, CapturedStep):
         raise ExecutionError(f"step must be what placewise.capture returns, it is a {type(step).__name__}")
-    if isinstance(cluster, str):
-        cluster = Cluster.load(cluster)
+    if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
+        raise ExecutionError(f'virtual must be a table of GPUs and numbers of slices, {{"cuda:0": 4}}, it is {virtual!r}')
     if cluster is None:
         cluster = Cluster.load(plan.cluster) if plan.cluster in PRESETS and plan.cluster else Cluster.detect()
+    cluster = cluster_of(cluster)
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)

@@ -42,6 +42,7 @@ class CudaStreams:
         self._marks: dict[tuple[int, bool], Event] = {}
         self._borders: dict[Any, Event] = {}
         self.pin = partial(copy_window_into, empty=partial(torch.empty_strided, device="cpu", pin_memory=True))
+        self.is_pinned = Tensor.is_pinned
 
     # --- what the host's lane calls; meetings.Streams says what each is ---
 
@@ -162,6 +163,12 @@ class CudaStreams:
             streams = [_channel_stream(gpu, *ends) for gpu in gpus]
             self._streams[queue] = (streams[0], streams[-1])
         return self._streams[queue]
+
+
+def forget_workspaces() -> None:
+    """Gives back the memory that cuBLAS keeps for each stream; graphs from before must not be replayed any more."""
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()
 
 
 def _entering(stream: Stream) -> Callable[[], Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from placewise.core.cluster import Cluster, Device
 from placewise.core.errors import ExecutionError
-from placewise.execute.queues import want_queues
+from placewise.core.queues import want_queues
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ class Streams(Protocol):
     def pin(self, window: Any) -> Any:
         """Returns the same window on a copy of its storage in pinned memory."""
 
+    def is_pinned(self, window: Any) -> bool:
+        """Whether a window is in pinned memory."""
+
     def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
         """Records the event of an instruction in its queue's stream."""
 

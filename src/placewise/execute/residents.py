@@ -10,7 +10,9 @@ from torch.utils._pytree import tree_map
 from placewise.capture.program import Resident, Slot
 from placewise.capture.step import TrainingStep
 from placewise.core.errors import ExecutionError
-from placewise.execute.batches import batch_tensors, cut_part, settle
+from placewise.execute.batches import batch_tensors, cut_part, real_batch, settle
+from placewise.execute.copying import is_whole
+from placewise.execute.meetings import Streams
 from placewise.execute.placed import Placed
 from placewise.execute.state import make_state
 
@@ -22,17 +24,16 @@ class Residents:
     """The values of a program's residents; they are looked up anew in every step, so that others may change them between.
 
     A parameter or buffer lives at its home device: it is the model's own tensor, moved there. One that has left (by
-    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step. `pin` copies to pinned memory.
+    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step.
     """
 
-    def __init__(self, placed: Placed, step: TrainingStep, pin: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, placed: Placed, step: TrainingStep, streams: Streams | None = None) -> None:
         self._values, self._step, self._program = placed.values, step, placed.values.program
         self._tensors = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
-        self._pin, self._pinned = pin, placed.pinned if pin is not None else frozenset()
+        self._streams, self._pinned = streams, placed.pinned
         self._places = _places(step.model)
         self._check_model()
-        if step.optimizer is not None:
-            make_state(self._program, step.model, step.optimizer)
+        self._make_state()
         self._parameters = dict(step.model.named_parameters())
         self._examples = dict(batch_tensors(step.batch, step.batch))
         self._getters = [self._getter(resident) for resident in self._program.residents]
@@ -40,7 +41,12 @@ class Residents:
 
     def gather(self, batch: Any) -> list[Any]:
         """Returns the residents' values, in the program's order; the batch must be like the example."""
-        given = dict(batch_tensors(self._step.batch, batch))
+        given = real_batch(self._step.batch, batch)
+        try:
+            return [getter(given) for getter in self._getters]
+        except (AttributeError, KeyError):  # the model has lost a tensor, or the optimizer its state
+            self._check_model()
+            self._make_state()
         return [getter(given) for getter in self._getters]
 
     def bring_home(self, batch: Any) -> Any:
@@ -51,7 +57,7 @@ class Residents:
                 homes.setdefault(resident.name, {})[self._tensors[resident.tensor]] = None
         moved = {
             id(tensor): tensor.to(next(iter(homes[path])))
-            for path, tensor in batch_tensors(self._step.batch, batch)
+            for path, tensor in real_batch(self._step.batch, batch).items()
             if len(homes.get(path, ())) == 1
         }
         return tree_map(lambda value: moved.get(id(value), value), batch)
@@ -73,11 +79,17 @@ class Residents:
                     "real one"
                 )
         for name, tensor in (*self._step.model.named_parameters(), *self._step.model.named_buffers()):
-            if tensor.is_meta:
-                raise ExecutionError(
-                    f"{name} is on the meta device and has no values: build the model on a real device, or give it values "
-                    "with model.to_empty(device='cpu')"
-                )
+            _check_values(name, tensor)
+        for resident in self._program.residents:
+            if resident.kind in ("parameter", "buffer"):
+                table, key = self._places.get(resident.name, ({}, ""))
+                if table.get(key) is None:
+                    raise ExecutionError(f"the model has no {resident.name} any more: capture and compile the step again")
+                _check_type(resident, table[key])
+
+    def _make_state(self) -> None:
+        if self._step.optimizer is not None:
+            make_state(self._program, self._step.model, self._step.optimizer)
 
     def _getter(self, resident: Resident) -> Getter:
         """Returns how the value of a resident is found in a step."""
@@ -95,19 +107,21 @@ class Residents:
         return self._constant_getter(resident)
 
     def _model_getter(self, resident: Resident) -> Getter:
+        assert resident.like is not None
         table, key = self._places[resident.name]
-        sharing = _sharing(self._places, table[key])
-        home, pin = self._tensors[resident.tensor], self._pin if resident.tensor in self._pinned else None
-        pinned = 0  # its address there
+        sharing, dtype = _sharing(self._places, table[key]), resident.like.dtype
+        home, streams = self._tensors[resident.tensor], self._streams if resident.tensor in self._pinned else None
+        pinned = 0  # its address in pinned memory
 
         def get(batch: Batch) -> Any:
             nonlocal pinned
             tensor = table[key]
-            if tensor.device != home or (pin is not None and tensor.data_ptr() != pinned):
-                moved = settle(tensor, tensor.stride(), home, -1)
-                if pin is not None:
-                    moved = pin(moved)
-                    pinned = moved.data_ptr()
+            if tensor.dtype != dtype:
+                _check_type(resident, tensor)
+            if tensor.device != home or (streams is not None and tensor.data_ptr() != pinned):
+                _check_values(resident.name, tensor)
+                moved = _at_home(tensor, home, streams)
+                pinned = moved.data_ptr()
                 for other, name in sharing:
                     other[name].data = moved
             return tensor
@@ -145,6 +159,31 @@ class Residents:
         if resident.tensor in self._values.written_storages:
             return lambda batch: value.clone()
         return lambda batch: value
+
+
+def _at_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> Tensor:
+    """Returns a tensor on its home device; with streams it is in pinned memory there."""
+    is_there = streams is not None and tensor.device == home and is_whole(tensor)
+    moved = tensor.detach() if is_there else settle(tensor, tensor.stride(), home, -1)
+    return moved if streams is None or streams.is_pinned(moved) else streams.pin(moved)
+
+
+def _check_values(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise ExecutionError(
+            f"{name} is on the meta device and has no values: build the model on a real device, or give it values "
+            "with model.to_empty(device='cpu')"
+        )
+
+
+def _check_type(resident: Resident, tensor: Tensor) -> None:
+    assert resident.like is not None
+    if tensor.dtype != resident.like.dtype:
+        now, captured = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, resident.like.dtype))
+        raise ExecutionError(
+            f"{resident.name} is {now} now, the step was captured with {captured}: make it {captured} again, or capture and "
+            "compile the step again"
+        )
 
 
 Place = tuple[dict[str, Any], str]  # a module's own table of parameters or buffers, and the name in it

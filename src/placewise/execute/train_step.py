@@ -34,7 +34,7 @@ class TrainStep:
         make_graphs: Callable[[], Graphs] | None = None,
     ) -> None:  # fmt: skip
         self.placed, self._step, self._streams = placed, step, streams
-        self._residents = Residents(placed, step.step, None if streams is None else streams.pin)
+        self._residents = Residents(placed, step.step, streams)
         self._numbers = Numbers(placed.values)
         self._host = self._numbers.build(self._residents.positions)
         self._alarm = Alarm()
@@ -90,11 +90,9 @@ class TrainStep:
             self._streams.synchronize_all()
 
     def reset_peaks(self) -> None:
-        """Lets the GPUs' allocators begin anew with their peaks, without blocks and workspaces that were other steps'."""
+        """Lets the GPUs' allocators begin anew with their peaks, and without blocks whose sizes suited other steps."""
         gpus = set(self._allocators().values())
         if gpus:
-            self.synchronize()
-            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
         for gpu in gpus:
             torch.cuda.reset_peak_memory_stats(gpu)
