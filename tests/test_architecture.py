@@ -21,7 +21,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("store", "search"),
     ("execute",),
     ("report",),
-    ("placing",),
+    ("request", "placing"),
     ("reproduce",),
     (
         *("bench", "bench_curve", "bench_learning", "bench_measured", "bench_page", "bench_rows"),

@@ -19,7 +19,8 @@ from placewise.core.problem import Problem
 from placewise.evaluate.cached import Cached
 from placewise.execute.measured import Measure, Measured
 from placewise.execute.measured_worker import Runner, is_out_of_memory
-from placewise.placing import Request, budget_of, make_plan, open_judge, predict, requested, run, specify
+from placewise.placing import make_plan, open_judge, predict, run
+from placewise.request import Request, budget_of, requested, specify
 from placewise.search import Budget, Progress
 from placewise.store import RunFile
 

@@ -27,7 +27,8 @@ from placewise.core.graph_file import read_graph, write_graph
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.execute.measured import Measure
-from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, gap_of, open_judge, specify
+from placewise.placing import gap_of, open_judge
+from placewise.request import DEFAULT_STRATEGY, Request, budget_of, specify
 from placewise.search import Budget, Progress
 from placewise.store import RunFile
 from placewise.strategies import STRATEGIES

@@ -26,7 +26,8 @@ from placewise.evaluate import open_evaluator
 from placewise.evaluate.factory import SimulatorFactory
 from placewise.evaluate.on_ray import OnRay
 from placewise.execute.measured import MeasuredFactory
-from placewise.placing import Request, run
+from placewise.placing import run
+from placewise.request import Request
 from placewise.search import Budget, Progress
 from placewise.simulate.simulator import Simulator
 

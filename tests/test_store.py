@@ -116,7 +116,8 @@ def test_large_batches_stay_fast(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from placewise.placing import Request, run
+from placewise.placing import run
+from placewise.request import Request
 from placewise.search import Budget
 from placewise.simulate.simulator import Simulator
 from test_store import big_problem

@@ -7,7 +7,8 @@ import numpy as np
 from placewise.capture.models import load_graph
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
-from placewise.placing import Request, run
+from placewise.placing import run
+from placewise.request import Request
 from placewise.search import Budget, Progress
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES

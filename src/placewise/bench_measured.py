@@ -27,7 +27,8 @@ from placewise.execute.measuring import Measurement, measure_steps
 from placewise.execute.profile import apply_profile, measure_profile
 from placewise.execute.run_steps import run_steps
 from placewise.execute.together import schedule_together
-from placewise.placing import Request, make_plan, predict, run
+from placewise.placing import make_plan, predict, run
+from placewise.request import Request
 from placewise.search import Budget, Outcome
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator

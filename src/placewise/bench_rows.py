@@ -14,7 +14,8 @@ from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError, StrategyError
 from placewise.core.files import Table, parse_json, read_bytes, write_bytes
 from placewise.core.problem import Problem
-from placewise.placing import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Request, find_bound, gap_of, run
+from placewise.placing import find_bound, gap_of, run
+from placewise.request import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Request
 from placewise.search import Budget
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, parameters

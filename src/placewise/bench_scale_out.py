@@ -16,7 +16,8 @@ from placewise.core.contracts import Evaluation, Evaluator
 from placewise.core.problem import Problem
 from placewise.evaluate.factory import SimulatorFactory
 from placewise.evaluate.on_ray import OnRay
-from placewise.placing import Request, run
+from placewise.placing import run
+from placewise.request import Request
 from placewise.search import Budget, Outcome, Progress
 from placewise.simulate.simulator import Simulator
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
-    from placewise.placing import Request
+    from placewise.request import Request
     from placewise.search import Progress
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from placewise.bounds import Bound
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
-    from placewise.placing import Request
     from placewise.report.curves import Curve, Point
+    from placewise.request import Request
     from placewise.search import Outcome
     from placewise.simulate.schedule import Schedule
 
@@ -73,8 +73,8 @@ def _print_plan(plan: "Plan", schedule: "Schedule", limit: "Bound | None") -> No
 
 def _curve(problem: "Problem", request: "Request", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":
     """Returns how a search went: from its record where there is one, for that knows most."""
-    from placewise.placing import specify
     from placewise.report.curves import curve_of_progress, curve_of_steps
+    from placewise.request import specify
     from placewise.store import RunFile
 
     if options.run_file is None:
@@ -136,7 +136,8 @@ def add_resume(commands: Any) -> None:
 
 def _resume(options: argparse.Namespace) -> None:
     from placewise.commands.profiling import report_failure
-    from placewise.placing import find_bound, go_on, open_judge, requested
+    from placewise.placing import find_bound, go_on, open_judge
+    from placewise.request import requested
     from placewise.store import Run, RunFile
 
     check_writable(options.output, options.report, reads=(options.run_file,))

@@ -35,8 +35,8 @@ from placewise.core.errors import StrategyError
 if TYPE_CHECKING:
     from placewise.bounds import Bound
     from placewise.core.problem import Problem
-    from placewise.placing import Request
     from placewise.report.curves import Point
+    from placewise.request import Request
     from placewise.search import Outcome, Progress
 
 
@@ -102,7 +102,8 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 
 def _place(options: argparse.Namespace) -> None:
-    from placewise.placing import DEFAULT_STRATEGY, Request, budget_of, find_bound
+    from placewise.placing import find_bound
+    from placewise.request import DEFAULT_STRATEGY, Request, budget_of
     from placewise.strategies import make
 
     reads = (options.model, options.cluster, options.profile)
@@ -162,7 +163,8 @@ def add_compare(commands: Any) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from placewise.placing import Request, budget_of, find_bound
+    from placewise.placing import find_bound
+    from placewise.request import Request, budget_of
     from placewise.strategies import make, names_of
 
     check_writable(options.run_file, reads=(options.model, options.cluster, options.profile))

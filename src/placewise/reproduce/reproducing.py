@@ -14,11 +14,12 @@ from placewise.capture.models import load_graph
 from placewise.core.cluster import Cluster
 from placewise.core.files import write_bytes
 from placewise.core.problem import Problem
-from placewise.placing import DEFAULT_EVALUATIONS, find_bound
+from placewise.placing import find_bound
 from placewise.reproduce.calibration import Calibration, calibrated
 from placewise.reproduce.functions import split_by_function
 from placewise.reproduce.papers import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, Row
 from placewise.reproduce.searches import Contest, Found, find, recorded
+from placewise.request import DEFAULT_EVALUATIONS
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
 

@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from placewise.core.contracts import Evaluator
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
-from placewise.placing import Request, run, specify
+from placewise.placing import run
+from placewise.request import Request, specify
 from placewise.search import Budget
 from placewise.store import RunFile
 from placewise.strategies import parameters
