@@ -145,9 +145,9 @@ def _cpu() -> Cpu:
     """
     info = _read("/proc/cpuinfo")
     max_kilohertz = _read("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
-    num_cores = _num_cores(info, _processors(), _read("/sys/fs/cgroup/cpu.max"))
+    num_cores = _num_cores(info, processors(), _read("/sys/fs/cgroup/cpu.max"))
     return Cpu(
-        name=next(iter(_values(info, "model name")), "CPU"),
+        name=cpu_name(),
         num_cores=num_cores,
         clock_hertz=_clock_hertz(info, max_kilohertz),
         flops_per_cycle=_flops_per_cycle(info),
@@ -156,7 +156,12 @@ def _cpu() -> Cpu:
     )
 
 
-def _processors() -> list[int]:
+def cpu_name() -> str:
+    """Returns what this machine calls its processor."""
+    return next(iter(_values(_read("/proc/cpuinfo"), "model name")), "CPU")
+
+
+def processors() -> list[int]:
     """Returns the numbers of the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))

@@ -1,10 +1,10 @@
 """Which piece of this machine each device of a cluster is."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from placewise.core.cluster import Cluster, Device
+from placewise.core.detect import processors
 from placewise.core.errors import ExecutionError
 from placewise.core.queues import want_queues
 
@@ -81,10 +81,3 @@ def _place_cpus(cpus: list[Device], beside_gpus: bool) -> dict[str, RealDevice]:
         own = tuple(cores[(i * share + k) % len(cores)] for k in range(share))  # fewer cores than devices: they are shared
         found[device.name] = RealDevice(device.name, "cpu", share, None, own)
     return found
-
-
-def processors() -> list[int]:
-    """Returns the numbers of the processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))

@@ -1,6 +1,5 @@
 """Measures ops, links, launches and contention on real devices: what a profile holds."""
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -12,6 +11,7 @@ import torch
 
 from placewise.capture.training import CapturedStep
 from placewise.core.cluster import Cluster
+from placewise.core.detect import cpu_name
 from placewise.core.graph import Graph
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile, ProfiledDevice, Timing
@@ -162,7 +162,7 @@ def hardware_of(device: RealDevice) -> str:
     if device.is_gpu:
         name = torch.cuda.get_device_name(device.torch_device)
         return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
-    return f"{device.threads} threads of {platform.processor() or platform.machine()}"
+    return f"{device.threads} {'thread' if device.threads == 1 else 'threads'} of {cpu_name()}"
 
 
 def _num_alike(device: RealDevice, devices: Sequence[RealDevice]) -> int:
