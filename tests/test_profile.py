@@ -3,6 +3,8 @@
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -29,9 +31,10 @@ from placewise.core.problem import Problem
 from placewise.core.profile import Contention, Profile, ProfiledDevice
 from placewise.core.profile_file import read_profile, write_profile
 from placewise.execute.clocks import Clock, run_on
+from placewise.execute.compiling import compile_placement
 from placewise.execute.gates import Stopped
 from placewise.execute.links import fit
-from placewise.execute.machine import RealDevice
+from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.profile import apply_profile, measure_profile
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import op_calls
@@ -70,6 +73,12 @@ def mlp_step(batch: int = 4) -> tuple[nn.Module, Any, torch.optim.Optimizer, Any
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 3))
     batches = (torch.zeros(batch, 6), torch.zeros(batch, 3))
     return model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), batches
+
+
+def timed(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
 
 
 def signatures_of(step: CapturedStep) -> list[str]:
@@ -124,6 +133,24 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
     assert [len(factors[name]) for name in ("compute", "memory", "memory_beside_compute", "copies")] == [2, 2, 2, 1]
     assert factors["cache_bytes"] == 0
     assert graph.untimed_digest == step.graph.digest
+
+
+def test_ops_of_a_cpu_are_timed_in_whole_steps() -> None:
+    """Every op in each of three steps; together they take what a step takes, so that one device is predicted well."""
+    step = words_step()
+    before = [parameter.detach().clone() for parameter in step.step.model.parameters()]
+    profile = measure_profile(step, two_cpus(), runs_step=True).profile
+    assert any(not torch.equal(a, b) for a, b in zip(before, step.step.model.parameters(), strict=True))
+    found = Counter(signatures_of(step))
+    assert {signature: timings["cpu:0"].count for signature, timings in profile.timings.items()} == {
+        signature: 3 * count for signature, count in found.items()
+    }
+    graph, cluster = apply_profile(step, two_cpus(), profile)
+    problem = Problem.of(graph, cluster)
+    predicted = Simulator(problem).schedule(np.zeros(problem.num_groups, np.int64)).step_seconds
+    train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, step, real_devices(two_cpus()))
+    measured = np.median([timed(partial(train_step, step.step.batch)) for _ in range(9)])
+    assert measured / 3 < predicted < measured * 3  # the machine may be busy with other things
 
 
 def test_an_interrupted_measurement_ends_with_the_stretch_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,21 +11,14 @@ from placewise.capture.training import CapturedStep
 from placewise.core.cluster import Cluster
 from placewise.core.detect import cpu_name
 from placewise.core.graph import Graph
-from placewise.core.problem import Problem
 from placewise.core.profile import Profile, ProfiledDevice, Timing
 from placewise.execute.clocks import Clock, alike, run_on, time_work
-from placewise.execute.compiling import compile_placement
-from placewise.execute.examples import random_batch
 from placewise.execute.links import measure_links
 from placewise.execute.machine import RealDevice, real_devices
-from placewise.execute.measured_worker import is_out_of_memory
 from placewise.execute.profile_contention import measure_contention
+from placewise.execute.profile_steps import launch_in_a_step, times_in_a_step
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import OpCall, op_calls
-from placewise.execute.train_step import TrainStep
-
-STEPS = 3  # behind a first one, for the host's launches
-KEEPS_UP = 1.03  # a GPU that ends so soon behind the last launch has waited for the host all the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,20 +41,26 @@ def measure_profile(
 ) -> Measurements:
     """Returns what a step's ops, and the links between all devices, take on this machine.
 
-    With `runs_step` the host's time for a launch is that in a whole step, for which the model is trained twice on one GPU.
-    Otherwise it is that of one op again and again, which is faster: all that it touches is in the processor's caches.
-    `report` is told what is measured next.
+    With `runs_step` the times of ops on CPU devices, and the host's time for a launch on a GPU, are those in whole steps:
+    the model is trained for some steps on a device of each kind. Otherwise they are those of one op again and again, which
+    is faster, for all that it touches is in the processor's caches. `report` is told what is measured next.
     """
     begun = time.perf_counter()
     devices = real_devices(cluster, virtual)
-    kinds = {device.name: device.kind for device in cluster.devices}
+    described = {device.name: device for device in cluster.devices}
     calls = op_calls(captured.program, len(captured.graph.ops))
     timings: dict[str, dict[str, Timing]] = {}
     launches: dict[str, float] = {}  # signature -> the host's seconds on a GPU
     failures: list[tuple[str, str, str]] = []
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
-        chosen = _distinct(calls, captured.graph, kinds[device.name])
+        chosen = _distinct(calls, captured.graph, described[device.name].kind)
+        if runs_step and not device.is_gpu and len(chosen) == len({call.signature for call in calls}):
+            report(f"whole steps on {device.name}")
+            times = times_in_a_step(captured, described[device.name], device, [call.signature for call in calls])
+            for signature, timing in times.items():
+                timings.setdefault(signature, {})[device.name] = timing
+                del chosen[signature]
         for signature, found in _measure_ops(device, chosen, report).items():
             if isinstance(found, str):
                 failures.append((device.name, signature, found))
@@ -73,48 +70,23 @@ def measure_profile(
                 launches.setdefault(signature, found[1])
     dispatch_seconds = float(np.mean([launches[c.signature] for c in calls if c.signature in launches])) if launches else 0.0
     if runs_step and launches:
-        report("a whole step")
-        dispatch_seconds = _launch_in_a_step(captured, cluster, devices) or dispatch_seconds
+        gpu = next(device for device in devices if device.is_gpu)
+        report(f"whole steps on {gpu.name}")
+        dispatch_seconds = launch_in_a_step(captured, described[gpu.name], gpu) or dispatch_seconds
     report("links")
     links = measure_links(devices)
     report("devices that are busy together")
     profile = Profile(
-        tuple(ProfiledDevice(d.name, kinds[d.name], hardware_of(d), first[d].name, _num_alike(d, devices)) for d in devices),
+        tuple(
+            ProfiledDevice(d.name, described[d.name].kind, hardware_of(d), first[d].name, _num_alike(d, devices))
+            for d in devices
+        ),
         timings,
         links,
         dispatch_seconds,
         measure_contention(devices),
     )
     return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
-
-
-def _launch_in_a_step(captured: CapturedStep, cluster: Cluster, devices: Sequence[RealDevice]) -> float | None:
-    """Returns the host's seconds for a launch of the whole step on the first GPU; None where that has not the memory."""
-    first = next(i for i, device in enumerate(devices) if device.is_gpu)
-    alone = Cluster("one", (replace(cluster.devices[first], memory_bytes=2**50),), ())
-    problem = Problem.of(captured.graph, alone)
-    try:
-        with closing(
-            compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (devices[first],))
-        ) as train_step:
-            return _host_seconds(train_step, train_step.bring_home(random_batch(captured))) / problem.num_ops
-    except RuntimeError as trouble:
-        if not is_out_of_memory(trouble):
-            raise
-        return None
-
-
-def _host_seconds(train_step: TrainStep, batch: Any) -> float:
-    """Returns the host's seconds for the launches of a step: by the clock where the GPU keeps up, else between pauses."""
-    times = []
-    for _ in range(1 + STEPS):
-        begin = time.perf_counter()
-        train_step(batch)
-        launched = time.perf_counter() - begin
-        train_step.synchronize()
-        times.append((launched, time.perf_counter() - begin))
-    launched, ended = np.median(times[1:], axis=0).tolist()
-    return launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)
 
 
 def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:

@@ -1,0 +1,89 @@
+"""What a whole step says and single ops do not: the host's launches on a GPU, and ops on a CPU with cold caches."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from placewise.capture.training import CapturedStep
+from placewise.core.cluster import Cluster, Device
+from placewise.core.problem import Problem
+from placewise.core.profile import Timing
+from placewise.execute.compiling import compile_placement
+from placewise.execute.examples import random_batch
+from placewise.execute.instructions import Run
+from placewise.execute.machine import RealDevice
+from placewise.execute.measured_worker import is_out_of_memory
+from placewise.execute.train_step import TrainStep
+
+STEPS, ENOUGH_SECONDS = 3, 10.0  # behind a first one; fewer where they take longer
+KEEPS_UP = 1.03  # a GPU that ends so soon behind the last launch has waited for the host all the time
+
+
+def launch_in_a_step(captured: CapturedStep, device: Device, place: RealDevice) -> float | None:
+    """Returns the host's seconds for a launch of the whole step on a GPU; None where that has not the memory."""
+    with _step_on(captured, device, place) as (train_step, batch):
+        launched, ended = _median_step(train_step, batch)
+        seconds = launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)  # else its queues are full
+        return seconds / len(captured.graph.ops)
+    return None
+
+
+def times_in_a_step(
+    captured: CapturedStep, device: Device, place: RealDevice, signatures: Sequence[str]
+) -> dict[str, Timing]:
+    """Returns how long the ops take on a CPU device in a whole step, by their signatures [ops]; none where memory is short.
+
+    The time that a step takes beside its ops (calls, frees) is shared out among them.
+    """
+    with _step_on(captured, device, place) as (train_step, batch):
+        _, ended = _median_step(train_step, batch)
+        steps = train_step.placed.instructions.steps
+        found: dict[str, list[float]] = {}
+        total, begun, count = 0.0, time.perf_counter(), 0
+        while count < STEPS and (not count or time.perf_counter() - begun < ENOUGH_SECONDS):
+            for number, (start, end) in train_step.note(batch).times.items():
+                step = steps[number]
+                assert isinstance(step, Run)
+                found.setdefault(signatures[step.op], []).append(end - start)
+                total += end - start
+            count += 1
+        beside = max(ended - total / count, 0.0) / len(signatures)
+        return {signature: _timing(times, beside) for signature, times in found.items()}
+    return {}
+
+
+def _timing(times: list[float], beside: float) -> Timing:
+    low, median, high = np.percentile(times, [25, 50, 75]).tolist()
+    return Timing(median + beside, high - low, len(times))
+
+
+def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
+    """Returns the seconds until a step is launched, and until it has ended."""
+    times: list[tuple[float, float]] = []
+    while len(times) < 2 or (len(times) < 1 + STEPS and sum(ended for _, ended in times) < ENOUGH_SECONDS):
+        begin = time.perf_counter()
+        train_step(batch)
+        launched = time.perf_counter() - begin
+        train_step.synchronize()
+        times.append((launched, time.perf_counter() - begin))
+    launched, ended = np.median(times[1:], axis=0).tolist()
+    return launched, ended
+
+
+@contextmanager
+def _step_on(captured: CapturedStep, device: Device, place: RealDevice) -> Iterator[tuple[TrainStep, Any]]:
+    """Gives the step on one device, and a batch there; ends without a word where that has not the memory."""
+    alone = Cluster("one", (replace(device, memory_bytes=2**50),), ())
+    problem = Problem.of(captured.graph, alone)
+    train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (place,))
+    try:
+        yield train_step, train_step.bring_home(random_batch(captured))
+    except (RuntimeError, MemoryError) as trouble:
+        if not is_out_of_memory(trouble):
+            raise
+    finally:
+        train_step.close()
