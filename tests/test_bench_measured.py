@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from placewise import bench_measured
 from placewise.bench_measured import rank_correlation
 from placewise.cli import main
+from placewise.core.errors import StrategyError
 
 
 def test_ranks_agree_or_do_not() -> None:
@@ -25,6 +27,25 @@ def test_placements_are_predicted_and_measured(
     capsys.readouterr()
     model = "rnnlm:layers=1,hidden=8,steps=2,batch=4,vocab=20"
     assert main(["bench", "measured", model, "two.toml", "--strategies", "cpu-only,heft", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["measured"]
-    assert [row["placement"] for row in rows] == ["cpu-only", "heft", "median error (together)", "rank correlation"]
-    assert all(row["measured ms"] > 0 and row["together ms"] >= 0.99 * row["alone ms"] > 0 for row in rows[:2])
+    found = json.loads(capsys.readouterr().out)
+    rows = found["measured"]
+    assert [row["placement"] for row in rows] == ["cpu-only", "heft"]
+    assert all(row["measured ms"] > 0 and row["together ms"] >= 0.99 * row["alone ms"] > 0 for row in rows)
+    assert found["median error %"] == pytest.approx(np.mean([abs(row["error %"]) for row in rows]))
+    assert abs(found["rank correlation"]) == pytest.approx(1.0)
+
+
+def test_what_is_not_installed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise StrategyError("metis: needs pymetis")
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["detect", "--cpus", "1", "-o", "one.toml"]) == 0
+    monkeypatch.setattr(bench_measured, "run", missing)
+    capsys.readouterr()
+    assert main(["bench", "measured", "rnnlm:layers=1,hidden=8,steps=2,batch=4,vocab=20", "one.toml"]) == 2
+    told = capsys.readouterr().err
+    assert "metis: needs pymetis" in told
+    assert "there is nothing to run" in told

@@ -20,6 +20,7 @@ import placewise as pw
 from placewise import placing
 from placewise.bounds import Bound
 from placewise.cli import main
+from placewise.commands import searching
 from placewise.commands.progress import Ticker
 from placewise.core.cluster_file import write_cluster
 from placewise.core.errors import InputError, NothingFits
@@ -241,7 +242,7 @@ def test_place_from_python(graph: Path) -> None:
         ({"cluster": None}, "cluster must be a Cluster, or the name of a preset or of a file, it is a NoneType"),
         ({"measure": 3}, "measure must be True, or a Measure of placewise.execute.measured, it is 3"),
         ({"seconds": "3"}, "seconds must be a number, it is '3'"),
-        ({"evaluations": "3"}, "evaluations must be a number, it is '3'"),
+        ({"evaluations": "3"}, "evaluations must be a whole number, it is '3'"),
         ({"seed": 0.5}, "seed must be a whole number, it is 0.5"),
         ({"seed": -1}, "seed must be at least 0, it is -1"),
         ({"settings": "batch=3"}, "settings must be a table or None, it is 'batch=3'"),
@@ -269,6 +270,11 @@ def test_true_measures_as_usual(given: Any, measure: Measure | None, monkeypatch
     monkeypatch.setattr(placing, "open_judge", open_other)
     plan = pw.place(tiny_graph(), tiny_cluster(), strategy="random", evaluations=1, measure=given)
     assert (plan.predicted_seconds is not None) == (measure is not None)
+
+
+def test_measured_times_have_no_gap() -> None:
+    with pytest.raises(InputError, match="target-gap: is to a bound of simulated times"):
+        budget_of("auto", None, None, 0.1, is_measured=True)
 
 
 # --- the bound ---
@@ -363,3 +369,18 @@ def test_nothing_fits_from_python(graph: Path) -> None:
     cluster = parse_cluster(tomllib.loads(CLUSTER.replace('memory = "1MiB"', "memory = 1000")))
     with pytest.raises(NothingFits, match="nothing fits"):
         pw.place(load_graph(str(graph)), cluster, evaluations=3, strategy="random")
+
+
+def test_a_comparison_that_was_stopped_says_who_had_less(
+    graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = searching._search
+
+    def stop_genetic(problem: Any, request: Request, *others: Any) -> Any:
+        outcome = whole(problem, request, *others)
+        return replace(outcome, status="stopped") if request.strategy == "genetic" else outcome
+
+    monkeypatch.setattr(searching, "_search", stop_genetic)
+    for names, said_so in (("heft,genetic", "genetic had less"), ("heft,genetic,random", "not begun: random")):
+        assert main(["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "4"]) == 0
+        assert said_so in capsys.readouterr().err

@@ -9,7 +9,7 @@ from builders import refused, tiny_data
 
 from placewise.cli import main
 from placewise.core.errors import PlanError
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, at_most
 
 CLUSTER = """
 name = "tiny"
@@ -161,3 +161,7 @@ def test_a_broken_plan_is_refused(
     assert "plan.json" in message
     assert rule in message
     assert not (files / "trace.json").exists()
+
+
+def test_what_is_at_most_so_much_is_rounded_up() -> None:
+    assert [at_most(share) for share in (0.022, 0.02201, 1e-9, 0.0, -0.1)] == ["2.2%", "2.3%", "0.0%", "0.0%", "0.0%"]

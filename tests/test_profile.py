@@ -19,6 +19,8 @@ from builders import refused, wired
 from torch import nn
 
 import placewise as pw
+from placewise import placing
+from placewise.bounds import Bound, bound
 from placewise.capture.training import CapturedStep
 from placewise.cli import main
 from placewise.core.cluster import Cluster
@@ -291,6 +293,28 @@ def test_a_profile_serves_all_commands(files: Path, capsys: pytest.CaptureFixtur
         assert main([*shown, *times]) == 0
         pages.append(json.loads(capsys.readouterr().out)["plans"][0]["step_seconds"])
     assert pages[0] != pages[1] == step_seconds
+
+
+def test_the_bound_is_that_of_devices_alone(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It must hold for all placements, so the company that this one's devices keep has no part in it."""
+    step = pw.capture(*mlp_step())
+    slow = {"cpu": Contention((1.0, 3.0), (1.0, 3.0), (1.0, 3.0))}
+    write_profile(replace(measure_profile(step, read_cluster("two.toml")).profile, contention=slow), "p.json")
+    plan = ["--cluster", "two.toml", "--profile", "p.json"]
+    assert main(["place", MODEL, *plan, "--strategy", "round-robin", "-o", "plan.json"]) == 0
+    found: list[Problem] = []
+
+    def keep(problem: Problem) -> Bound:
+        found.append(problem)
+        return bound(problem)
+
+    monkeypatch.setattr(placing, "find_bound", keep)
+    for together in ([], ["--together"]):
+        assert main(["simulate", MODEL, *plan, "--plan", "plan.json", *together]) == 0
+    capsys.readouterr()
+    assert np.array_equal(found[0].op_seconds, found[1].op_seconds)
 
 
 def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,6 +323,16 @@ def test_a_plan_compiles() -> None:
     assert {type(s).__name__ for s in train_step.placed.instructions.steps} == {"Run", "Copy", "Free"}
     with pytest.raises(PlanError, match="there is no device 'cpu:1'"):
         plan.compile(step, cpu_cluster(1))
+    with pytest.raises(ExecutionError, match="cuda_graphs: cluster 'cpus' has no GPU"):
+        plan.compile(step, cpu_cluster(), cuda_graphs=True)
+
+
+def test_a_plan_for_another_machine_says_which_machine_was_taken() -> None:
+    model, optimizer, batch = small()
+    step = captured(model, optimizer, batch)
+    plan = replace(plan_of(step, lambda name: "cpu:7"), cluster="my own")
+    with pytest.raises(PlanError, match="no cluster was given, so it is this machine as detected"):
+        plan.compile(step)
 
 
 def test_a_plan_that_was_saved_on_the_command_line_compiles_here(

@@ -1,11 +1,13 @@
 """How fast strategies get to a good answer: the best step against the clock: `placewise bench curve`."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from placewise.capture.models import load_graph
 from placewise.core.cluster import Cluster
+from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.placing import run
 from placewise.request import Request
@@ -24,7 +26,7 @@ def bench_curve(models: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Returns each strategy's best milliseconds at some moments, and when it was within 5% of the best of all."""
     problem = Problem.of(load_graph(models[0] if models else MODEL), Cluster.load(models[1] if len(models) > 1 else CLUSTER))
     names = [name for name, entry in STRATEGIES.items() if entry.family != "exact" and name not in NEURAL]
-    curves = {name: _curve(problem, name) for name in names}
+    curves = {name: _curve(problem, name) for name in names}  # of one that is not installed there is nothing
     best = min(steps.min(initial=np.inf) for _, steps in curves.values())
     rows = []
     for name, (seconds, steps) in sorted(curves.items(), key=lambda item: item[1][1].min(initial=np.inf)):
@@ -46,6 +48,7 @@ def _curve(problem: Problem, name: str) -> tuple[Any, Any]:
     def keep(progress: Progress) -> None:
         points.append((progress.seconds, progress.step_seconds))
 
-    run(problem, Request(name, budget=Budget(seconds=SECONDS)), simulator, on_step=keep)
+    with suppress(StrategyError):
+        run(problem, Request(name, budget=Budget(seconds=SECONDS)), simulator, on_step=keep)
     seconds, steps = np.array(points).reshape(-1, 2).T
     return seconds, steps

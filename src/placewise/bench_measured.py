@@ -59,7 +59,7 @@ class Trial:
 def bench_measured(
     model: str, cluster: Cluster, trial: Trial, tell: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """Returns a row for each placement, and one with the median error and the rank correlation; tells how far it is."""
+    """Returns a row for each placement; tells how far it is."""
     plans = {path: Plan.load(path) for path in trial.plans}
     captured = real_step(model)
     for path, plan in plans.items():
@@ -85,14 +85,21 @@ def bench_measured(
         if same not in measured:
             measured[same] = _row(captured, problem, profile, schedule, trial)
         rows.append({"placement": name, **measured[same]})
-        tell(", ".join(f"{key} {value:.4g}" if isinstance(value, float) else str(value) for key, value in rows[-1].items()))
-    ran = [row for row in rows if row["measured ms"] != "-"]
-    errors = [abs(row["error %"]) for row in ran]
-    both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
-    empty = dict.fromkeys(rows[0], "")
-    rows.append({**empty, "placement": "median error (together)", "error %": float(np.median(errors)) if errors else "-"})
-    rows.append({**empty, "placement": "rank correlation", "measured ms": rank_correlation(*both) if len(ran) > 1 else "-"})
+        figures = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in rows[-1].items()}
+        tell(f"{figures.pop('placement')}: {', '.join(f'{key} {value}' for key, value in figures.items())}")
+    if not rows:
+        raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
     return rows
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Returns the median error, and how far the predicted order of the placements is the measured one; None: too few ran."""
+    ran = [row for row in rows if row["measured ms"] != "-"]
+    both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
+    return {
+        "median error %": float(np.median([abs(row["error %"]) for row in ran])) if ran else None,
+        "rank correlation": round(rank_correlation(*both), 6) if len(ran) > 1 else None,
+    }
 
 
 def rank_correlation(first: Floats, second: Floats) -> float:
@@ -116,8 +123,9 @@ def _found(
         request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
         try:
             outcome = _unless_stopped(run(problem, request, simulator))
-        except StrategyError:
-            continue  # this one does not suit the problem, or is not installed
+        except StrategyError as why:  # this one does not suit the problem, or is not installed
+            tell(f"{name}: {why}")
+            continue
         if outcome.placement is None:
             if outcome.closest is not None:  # the simulator's word about it can be checked all the same
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order

@@ -51,9 +51,10 @@ def budget_of(
 
     Where placements are measured it is 60 measurements. auto ends when its gap is closed, too.
     """
-    if is_measured:  # a bound holds for simulated times, so no gap is closed by itself
-        few = DEFAULT_MEASUREMENTS if evaluations is None and seconds is None else evaluations
-        return Budget(few, seconds, target_gap=target_gap)
+    if is_measured:
+        if target_gap is not None:
+            raise InputError("target-gap: is to a bound of simulated times, measured ones have none")
+        return Budget(DEFAULT_MEASUREMENTS if evaluations is None and seconds is None else evaluations, seconds)
     if evaluations is None and seconds is None:
         evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)
     if strategy == "auto" and target_gap is None:

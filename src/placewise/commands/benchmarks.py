@@ -123,7 +123,7 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_measured(options: argparse.Namespace) -> None:
-    from placewise.bench_measured import Trial, bench_measured
+    from placewise.bench_measured import Trial, bench_measured, summary
     from placewise.core.cluster import Cluster
     from placewise.strategies import names_of
 
@@ -146,7 +146,12 @@ def _bench_measured(options: argparse.Namespace) -> None:
         except OSError as trouble:
             raise InputError(f"--keep: {options.keep} can't be made a folder: {trouble.strerror}") from None
     rows = bench_measured(options.model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    whole = summary(rows)
+    if options.json:
+        print_json({options.what: rows, **whole})
+        return
     _print_rows(rows, options)
+    print("", *(f"{name}: {'-' if value is None else f'{value:.3g}'}" for name, value in whole.items()), sep="\n")
 
 
 # --- rows ---
@@ -173,7 +178,8 @@ def _bench_rows(options: argparse.Namespace) -> None:
         row for row in ROWS if options.rows in (row.table, "all") and (not options.models or row.model in options.models)
     )
     if not rows:
-        raise InputError(f"no row has one of these models; the models are {', '.join(dict.fromkeys(r.model for r in ROWS))}")
+        known = dict.fromkeys(row.model for row in ROWS if options.rows in (row.table, "all"))
+        raise InputError(f"no row has one of these models; the models of --rows {options.rows} are {', '.join(known)}")
     names = names_of(options.strategies) if options.strategies else ()
     results = bench_rows(rows, effort, names, options.output, _show)
     if options.json:
@@ -236,6 +242,9 @@ def _bench_suite(options: argparse.Namespace) -> None:
         print(*bench.markdown(suite, done), sep="\n")
     else:
         print(table(*bench.score_table(bench.scores(suite, done))))
+    troubles = {name: found.problem for judged in done for name, found in judged.found.items() if found.problem}
+    for name, why in troubles.items():
+        print(f"placewise: {name}: {why}", file=sys.stderr)
     if not is_complete:
         print(f"placewise: stopped: this is what there is; {how_to_go_on(options)}", file=sys.stderr)
 

@@ -59,7 +59,7 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         type=share_argument,
         default=0.0,
-        help="with --profile: of the time in which all slices of a GPU are taken to be busy (0)",
+        help="with --profile: of the time in which all devices on the same hardware are taken to be busy (0)",
     )
 
 

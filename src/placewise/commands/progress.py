@@ -65,6 +65,7 @@ class Ticker:
 
     def line(self, progress: "Progress") -> str:
         """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
+        from placewise.core.plan import at_most
         from placewise.placing import gap_of
         from placewise.report.tables import seconds
 
@@ -72,7 +73,7 @@ class Ticker:
         best = seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
         gap = None if self.limit is None else gap_of(progress.step_seconds, self.limit.seconds)
         if gap is not None and gap < float("inf"):
-            best += f", at most {gap:.1%} above the best possible"
+            best += f", at most {at_most(gap)} above the best possible"
         parts = [f"{self.label}: best {best}", f"{progress.evaluations:,} evaluations, {rate:,.0f} a second"]
         left = [self.seconds - progress.seconds] if self.seconds is not None else []
         left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []

@@ -170,13 +170,16 @@ def _compare(options: argparse.Namespace) -> None:
     check_writable(options.run_file, reads=(options.model, options.cluster, options.profile))
     names, settings, measure = names_of(options.strategies), _settings(options.set), measure_of(options)
     own = {name: {k.partition(".")[2]: v for k, v in settings.items() if k.partition(".")[0] == name} for name in names}
-    if unknown := [key for key in settings if key.partition(".")[0] not in names or "." not in key]:
-        raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {unknown[0]!r}")
+    for key, value in settings.items():
+        if "." not in key:
+            raise StrategyError(f"--set must be STRATEGY.NAME=VALUE here, it is {f'{key}={value}'!r}")
+        if (whose := key.partition(".")[0]) not in names:
+            raise StrategyError(f"--set {key}={value}: {whose!r} is not compared, these are: {', '.join(names)}")
     for name in names:
         make(name, own[name])
     check_devices(options, measure)
     problem = _problem(options)
-    limit, rows = None if measure else find_bound(problem), []  # a bound holds for simulated times
+    limit, rows, stopped = None if measure else find_bound(problem), [], ""  # a bound holds for simulated times
     for name in names:
         budget = budget_of(name, options.budget, options.seconds, is_measured=measure is not None)
         requests = [
@@ -186,10 +189,12 @@ def _compare(options: argparse.Namespace) -> None:
         outcomes, trouble = _searches(problem, requests, limit, options)
         rows.append(_row(name, outcomes, trouble))
         if outcomes and outcomes[-1].status == "stopped":
+            stopped = name
             break
     _print_comparison(problem, rows, limit, options)
-    if len(rows) < len(names):
-        print(f"placewise: stopped; not begun: {', '.join(names[len(rows) :])}", file=sys.stderr)
+    if stopped:
+        others = f"; not begun: {', '.join(names[len(rows) :])}" if len(rows) < len(names) else ""
+        print(f"placewise: stopped: {stopped} had less than the others{others}", file=sys.stderr)
 
 
 def _searches(
@@ -238,7 +243,8 @@ def _print_comparison(
         head = {"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds}
         print_json({**head, "bound_seconds": None if limit is None else limit.seconds, "rows": rows})
         return
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {options.seeds} seed(s)")
+    seeds = "1 seed" if options.seeds == 1 else f"{options.seeds:,} seeds"
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {seeds}")
     if limit is not None:
         print(f"no placement has a step below {seconds(limit.seconds)}")
     print()

@@ -46,7 +46,7 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.json:
         print_json(_schedule_json(schedule))
     else:
-        _print_schedule(schedule)
+        _print_schedule(schedule, problem)
 
 
 def _schedule_json(schedule: Any) -> dict[str, Any]:
@@ -66,13 +66,13 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
     }
 
 
-def _print_schedule(schedule: Any) -> None:
+def _print_schedule(schedule: Any, problem: Any) -> None:
+    """Prints a schedule; the bound is of `problem`, whose devices are alone: it holds for every placement."""
     from placewise.placing import find_bound
     from placewise.report.picture import device_table
     from placewise.report.tables import bold, seconds
     from placewise.report.words import explain
 
-    problem, step = schedule.problem, schedule.step_seconds
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step\n")
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(schedule.step_seconds))} a step\n")
     print(device_table(schedule))
-    print("", *explain(problem, schedule, find_bound(problem)), sep="\n")
+    print("", *explain(schedule.problem, schedule, find_bound(problem)), sep="\n")

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -50,11 +51,12 @@ class Plan:
     def __str__(self) -> str:
         """Returns the plan in a few lines: step time, strategy, groups and peak memory by device."""
         step = "?" if self.step_seconds is None else f"{self.step_seconds * 1e3:.4g} ms"
-        bound = "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
+        bound = "" if self.gap is None else f", at most {at_most(self.gap)} above the best possible"
         if self.predicted_seconds is not None:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
         spent = "?" if self.evaluations is None else f"{self.evaluations:,}"
-        lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent} evaluations, seed {self.seed})"]
+        spent += " evaluation" if self.evaluations == 1 else " evaluations"
+        lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
             lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")
@@ -105,6 +107,11 @@ class Plan:
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
                 f"that of {graph.name!r} is {known[0][:12]}..."
             )
+
+
+def at_most(share: float) -> str:
+    """Returns a share in percent, rounded up to a tenth."""
+    return f"{max(math.ceil(share * 1000 - 1e-5), 0) / 10:.1f}%"
 
 
 def graph_of(step: Any) -> Graph:

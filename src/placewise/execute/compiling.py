@@ -33,11 +33,14 @@ def compile_plan(
         raise ExecutionError(f"step must be what placewise.capture returns, it is a {type(step).__name__}")
     if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
         raise ExecutionError(f'virtual must be a table of GPUs and numbers of slices, {{"cuda:0": 4}}, it is {virtual!r}')
-    if cluster is None:
-        cluster = Cluster.load(plan.cluster) if plan.cluster in PRESETS and plan.cluster else Cluster.detect()
-    cluster = cluster_of(cluster)
+    source = "plan"
+    if cluster is None and plan.cluster not in PRESETS:
+        source = "plan (no cluster was given, so it is this machine as detected)"
+    cluster = cluster_of(cluster or (plan.cluster if plan.cluster in PRESETS else Cluster.detect()))
+    if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
+        raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)
-    placement, order = plan.resolve(problem)
+    placement, order = plan.resolve(problem, source)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
 
 

@@ -1,6 +1,5 @@
 """A schedule in words: what runs where, what holds it back, and what the bound leaves to gain."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
+from placewise.core.plan import at_most
 from placewise.core.problem import Problem
 from placewise.report.tables import nbytes, seconds
 from placewise.simulate.schedule import Schedule
@@ -246,5 +246,4 @@ def _left(problem: Problem, step_seconds: float, limit: "Bound") -> str:
 
 def _at_most(share: float) -> str:
     """Returns a share rounded up to a tenth of a percent, '' for one that only rounding makes."""
-    tenths = math.ceil(share * 1000 - 1e-5)
-    return f"{tenths / 10:.1f}%" if tenths > 0 else ""
+    return "" if (text := at_most(share)) == at_most(0.0) else text
