@@ -155,6 +155,24 @@ def test_gpus_and_cpus_together(kinds: tuple[str, ...]) -> None:
     train_step.close()
 
 
+def test_what_a_cpu_updates_and_a_gpu_reads_stays_pinned() -> None:
+    """For twenty steps, in which the copies of large parameters are under way for long: the losses of one GPU."""
+    step, other = captured(width=1024), captured(width=1024)
+    problem = Problem.of(step.graph, machine("gpu", "cpu"))
+    placement = placements(problem, 2)
+    train_step = compile_placement(problem, placement, None, step, real_devices(problem.cluster))
+    assert train_step.placed.pinned
+    found = train(train_step, step.step.batch, 20)
+    assert sum(p.device.type == "cpu" and p.is_pinned() for p in step.step.model.parameters()) == len(
+        train_step.placed.pinned
+    )
+    train_step.close()
+    alone = Problem.of(other.graph, machine("gpu"))
+    whole = np.zeros(alone.num_groups, np.int64)
+    expected = train(compile_placement(alone, whole, None, other, real_devices(alone.cluster)), other.step.batch, 20)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ZOO)
 def test_the_zoo_in_slices(name: str) -> None:
     torch.manual_seed(0)
