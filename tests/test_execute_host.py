@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from placewise.capture import capture_inference
 from placewise.capture.step import TrainingStep
-from placewise.capture.training import capture_step
+from placewise.capture.training import CapturedStep, capture_step
 from placewise.core.problem import Problem
 from placewise.execute import lanes
 from placewise.execute.copying import copy_window, copy_window_into, copy_window_over
@@ -247,13 +247,20 @@ def test_copies_may_be_late(seed: int, num_ops: int, kinds: tuple[bool, ...], mi
     train_step.close()
 
 
-def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
-    """Once it is there, its copies to GPUs pin nothing; other values that the model is given go there in the next step."""
+def step_with_pinned_parameters() -> tuple[CapturedStep, Placed]:
+    """Returns a step on a GPU and a CPU, which updates several parameters that the GPU reads."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     batch = (torch.randn(6, 4), torch.randn(6, 4))
     captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
-    placed = next(p for seed in range(100) if len((p := placed_at_random(captured, seed, (True, False))).pinned) > 1)
+    every = (placed_at_random(captured, seed, (True, False)) for seed in range(100))
+    return captured, next(placed for placed in every if len(placed.pinned) > 1)
+
+
+def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
+    """Once it is there, its copies to GPUs pin nothing; other values that the model is given go there in the next step."""
+    captured, placed = step_with_pinned_parameters()
+    model, batch = captured.step.model, captured.step.batch
     streams = InstantStreams([True, False])
     train_step = TrainStep(captured, placed, streams)
     counts = []
@@ -272,16 +279,12 @@ def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
 
 def test_steps_in_turn_do_not_pin_what_is_pinned() -> None:
     """Two of one model, as for batches of two sizes: what one has pinned stays where it is in the other's step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    batch = (torch.randn(6, 4), torch.randn(6, 4))
-    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
-    placed = next(p for seed in range(100) if len((p := placed_at_random(captured, seed, (True, False))).pinned) > 1)
+    captured, placed = step_with_pinned_parameters()
     streams = InstantStreams([True, False])
     first, second = (TrainStep(captured, placed, streams) for _ in range(2))
     counts = []
     for train_step in (first, first, second, first, second):
-        train_step(batch)
+        train_step(captured.step.batch)
         counts.append(len(streams.pinned))
     usual = counts[1] - counts[0]
     assert np.diff(counts).tolist() == [usual] * 4
