@@ -56,8 +56,12 @@ def _on_one_gpu(first: RealDevice, mates: Sequence[RealDevice]) -> tuple[Any, ..
 
 
 def _factors(device: RealDevice, make: Make, others: Sequence[RealDevice], make_others: Make) -> tuple[float, ...]:
-    """Returns the time of a device's stretch over that alone, by how many of the others work; it never falls."""
-    seconds = [_beside(device, make, others[:count], make_others) for count in range(len(others) + 1)]
+    """Returns the time of a device's stretch over that alone, by how many of the others work; it never falls.
+
+    Alone it is timed before and after, and the shorter time counts: other work on the machine only makes it longer.
+    """
+    seconds = [_beside(device, make, others[:count], make_others) for count in (*range(len(others) + 1), 0)]
+    seconds[0] = min(seconds[0], seconds.pop())
     factors = np.maximum.accumulate(np.array(seconds) / seconds[0])
     return tuple(round(factor, 4) for factor in factors.tolist())
 
