@@ -64,6 +64,9 @@ def test_scores_by_hand() -> None:
     assert "| c | 1 | 1 | 1/2 | 1.000 | 1.00 | 1.0 |" in page
     assert "| m on c | 3 | 2,000.0 | 2,000.0 | - |" in page
     assert scores(suite, [])[0]["mean_ratio"] is None
+    del second.found["c"]  # stopped before
+    problems = {row["strategy"]: row["problems"] for row in scores(suite, [first, second])}
+    assert problems == {"a": 2, "b": 2, "c": 1}
 
 
 def test_equal_budgets_the_same_on_processes_and_from_the_record(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def scores(suite: Suite, done: list[Judged]) -> list[dict[str, Any]]:
             "wins": sum(ratio <= 1 + TIE for ratio in ratios),
             "near": sum(ratio <= 1 + NEAR for ratio in ratios),
             "fits": len(ratios),
-            "problems": len(done),
+            "problems": sum(name in judged.found for judged in done),
             "mean_ratio": statistics.geometric_mean(ratios) if ratios else None,
             "seconds_to_near": statistics.median(moments) if moments else None,
             "search_seconds": sum(judged.found[name].search_seconds for judged in done if name in judged.found),
