@@ -9,7 +9,8 @@ from builders import refused, tiny_data
 
 from placewise.cli import main
 from placewise.core.errors import PlanError
-from placewise.core.plan import Plan, at_most
+from placewise.core.plan import Plan
+from placewise.core.text import at_most
 
 CLUSTER = """
 name = "tiny"

@@ -18,6 +18,7 @@ from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile
 from placewise.core.profile_file import write_profile
+from placewise.core.text import counted
 from placewise.execute.compiling import compile_placement
 from placewise.execute.examples import random_batch, real_step
 from placewise.execute.machine import real_devices
@@ -29,13 +30,12 @@ from placewise.execute.run_steps import run_steps
 from placewise.execute.together import schedule_together
 from placewise.placing import make_plan, predict, run
 from placewise.request import Request
-from placewise.search import Budget, Outcome
+from placewise.search import Budget, Outcome, unless_stopped
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
-from placewise.strategies import parameters
 
 STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto", "post")
-MEASURING = ("post",)  # these go on with measurements from where they have ended in the simulator
+MEASURING = "post"  # it goes on with measurements from where it has ended in the simulator
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Trial:
     plans: tuple[str, ...] = ()  # files, of measured searches for example
     evaluations: int = 2400
     seconds: float = 10.0  # of auto
-    measurements: int = 60  # of each search that measures; 0: there are none
+    measurements: int = 60  # of the search that measures; 0: there is none
     measuring_seconds: float = 90.0  # that these may take
     busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
     warm_up: int = 2
@@ -72,15 +72,14 @@ def bench_measured(
     profile = measurements.profile
     problem = Problem.of(*apply_profile(captured, cluster, profile))
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
-    if trial.kept:
-        write_profile(profile, Path(trial.kept) / "profile.json")
+    kept = _Kept.of(trial)
+    if kept is not None:
+        write_profile(profile, kept.folder / "profile.json")
     rows, measured = [], dict[bytes, dict[str, Any]]()
-    folder = Path(trial.kept or ".").resolve()
-    files = {"profile.json", *(Path(path).name for path in trial.plans if Path(path).resolve().parent == folder)}
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
-        if trial.kept:
-            _plan(name, schedule).save(Path(trial.kept) / _file_of(name, files))
+        if kept is not None:
+            _plan(name, schedule).save(kept.file_of(name))
         same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
         if same not in measured:
             measured[same] = _row(captured, problem, profile, schedule, trial)
@@ -122,7 +121,7 @@ def _found(
     for name in trial.strategies:
         request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
         try:
-            outcome = _unless_stopped(run(problem, request, simulator))
+            outcome = unless_stopped(run(problem, request, simulator))
         except StrategyError as why:  # this one does not suit the problem, or is not installed
             tell(f"{name}: {why}")
             continue
@@ -131,9 +130,9 @@ def _found(
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
             continue
         yield name, outcome.placement, simulator.schedule(outcome.placement, outcome.order).order
-        if name in MEASURING and trial.measurements:
-            found = _search_measuring(captured, problem, trial, request, outcome)
-            tell(f"{name}, measured: {found.evaluations} measurements")
+        if name == MEASURING and trial.measurements:
+            found = _go_on_measuring(captured, problem, trial, request, outcome)
+            tell(f"{name}, measured: {counted(found.evaluations, 'measurement')}")
             if found.placement is not None:
                 yield f"{name}, measured", found.placement, simulator.schedule(found.placement, found.order).order
     for path, plan in plans.items():
@@ -141,18 +140,30 @@ def _found(
         yield path, placement, simulator.schedule(placement, order).order
 
 
-def _unless_stopped(outcome: Outcome) -> Outcome:
-    if outcome.status == "stopped":
-        raise KeyboardInterrupt  # a search takes Ctrl-C for its own, but it means the whole benchmark
-    return outcome
+@dataclass(frozen=True)
+class _Kept:
+    """A folder for plans, and the names of files there that are none of theirs."""
 
+    folder: Path
+    taken: set[str]
 
-def _file_of(name: str, taken: set[str]) -> str:
-    """Returns the file of a placement's plan, which is no other's."""
-    stem = Path(name).stem.replace(", ", "-").replace(" ", "-")
-    file = next(file for i in count(1) if (file := f"{stem}.json" if i == 1 else f"{stem}-{i}.json") not in taken)
-    taken.add(file)
-    return file
+    @classmethod
+    def of(cls, trial: Trial) -> "_Kept | None":
+        """Returns the trial's folder, made where there is none; plans that were given may lie in it."""
+        if trial.kept is None:
+            return None
+        folder = Path(trial.kept).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        given = (Path(path).resolve() for path in trial.plans)
+        return cls(folder, {"profile.json", *(path.name for path in given if path.parent == folder)})
+
+    def file_of(self, name: str) -> Path:
+        """Returns the file of a placement's plan, which is no other's."""
+        stem = Path(name).stem.replace(", ", "-").replace(" ", "-")
+        every = (f"{stem}.json" if i == 1 else f"{stem}-{i}.json" for i in count(1))
+        file = next(file for file in every if file not in self.taken)
+        self.taken.add(file)
+        return self.folder / file
 
 
 def _plan(name: str, schedule: Schedule) -> Plan:
@@ -163,8 +174,8 @@ def _plan(name: str, schedule: Schedule) -> Plan:
     return Plan(placement, order=order, graph_digest=digest, cluster=problem.cluster.name, strategy=name)
 
 
-def _search_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
-    """Returns what a strategy finds by measuring; one that can starts near what it has found in the simulator."""
+def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
+    """Returns what a strategy finds by measuring when it starts near what it has found in the simulator."""
     captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
     runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=trial.virtual), run_steps)
     simulator = Simulator(problem)
@@ -177,9 +188,9 @@ def _search_measuring(captured: CapturedStep, problem: Problem, trial: Trial, re
         path = f"{folder}/plan.json"
         make_plan(problem, request, outcome, predict(problem, request, outcome), None).save(path)
         budget = Budget(trial.measurements, trial.measuring_seconds)
-        settings = {**request.settings, "start": path} if "start" in parameters(request.strategy) else request.settings
+        settings = {**request.settings, "start": path}
         request = Request(request.strategy, settings, budget, measure=runner.measure)
-        return _unless_stopped(
+        return unless_stopped(
             run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
         )
 

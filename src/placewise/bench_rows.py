@@ -16,7 +16,7 @@ from placewise.core.files import Table, parse_json, read_bytes, write_bytes
 from placewise.core.problem import Problem
 from placewise.placing import find_bound, gap_of, run
 from placewise.request import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Request
-from placewise.search import Budget
+from placewise.search import Budget, unless_stopped
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, parameters
 
@@ -134,11 +134,9 @@ def _search(row: Row, problem: Problem, name: str, effort: Effort) -> Result:
     settings = {"evaluations": str(effort.evaluations)} if "evaluations" in parameters(name) else {}
     request = Request(name, settings, effort.budget(name), effort.seed, model=row.model, cluster=row.cluster)
     try:
-        outcome = run(problem, request, Simulator(problem))
+        outcome = unless_stopped(run(problem, request, Simulator(problem)))
     except StrategyError as rule:  # this strategy can't: the others go on
         return {"step_seconds": None, "evaluations": 0, "search_seconds": 0.0, "problem": str(rule)}
-    if outcome.status == "stopped":
-        raise KeyboardInterrupt
     fits = outcome.placement is not None
     return {
         "step_seconds": outcome.step_seconds if fits else None,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, cluster_of
 from placewise.core.contracts import Evaluator
 from placewise.core.errors import InputError, NothingFits
-from placewise.core.graph import Graph
+from placewise.core.graph import Graph, graph_of
 from placewise.core.grouping import COLOCATED
-from placewise.core.plan import Plan, cluster_of, digest_of_graph, graph_of
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.execute.measured import Measure

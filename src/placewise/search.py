@@ -77,6 +77,13 @@ class Outcome:
     overflow_bytes: int = 0
 
 
+def unless_stopped(outcome: Outcome) -> Outcome:
+    """Returns an outcome; KeyboardInterrupt where it was stopped: a search takes Ctrl-C for its own, more may be meant."""
+    if outcome.status == "stopped":
+        raise KeyboardInterrupt
+    return outcome
+
+
 @dataclass
 class _Best:
     """The best so far."""

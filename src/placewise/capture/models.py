@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.capture import zoo
 from placewise.core.errors import InputError, ModelError
-from placewise.core.files import one_line
+from placewise.core.files import one_line, parse_json, read_bytes
 from placewise.core.graph import Graph
 
 if TYPE_CHECKING:
     from placewise.capture.training import CapturedStep
 
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+NO_MODELS = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by a file's format
 
 
 def load_graph(model: str) -> Graph:
@@ -33,11 +34,22 @@ def load_step(model: str, device: str = "meta") -> "CapturedStep":
     On the meta device, the default, its tensors have no values; to run it, build it on a real one ("cpu").
     """
     if _is_file(model):
-        raise ModelError(f"{model}: is a graph file, which can't be run: name the model that it was captured from")
+        raise ModelError(f"{model}: is {_kind_of(model)}")
     found = _build(model, device)
     if isinstance(found, Graph):
         raise ModelError(f"model {model!r}: returns a graph, which can't be run: return the step to capture")
     return found
+
+
+def _kind_of(path: str) -> str:
+    """Returns what a file is that is no model, and what is needed."""
+    try:
+        data = parse_json(path, read_bytes(path, ModelError), ModelError)
+    except ModelError:
+        data = None
+    if what := NO_MODELS.get(str(data.get("format")) if isinstance(data, dict) else ""):
+        return f"{what}, MODEL must be a zoo name with options (nmt:layers=4), or package.module:function"
+    return "a graph file, which can't be run: name the model that it was captured from"
 
 
 def _is_file(model: str) -> bool:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from placewise.commands.common import (
@@ -140,11 +139,7 @@ def _bench_measured(options: argparse.Namespace) -> None:
     )
     if trial.cuda_graphs and all(device.kind != "gpu" for device in machine.devices):
         raise InputError(f"--cuda-graphs: cluster {machine.name!r} has no GPU")
-    if options.keep:
-        try:
-            Path(options.keep).mkdir(parents=True, exist_ok=True)
-        except OSError as trouble:
-            raise InputError(f"--keep: {options.keep} can't be made a folder: {trouble.strerror}") from None
+    check_folder(options.keep)
     rows = bench_measured(options.model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
     whole = summary(rows)
     if options.json:

@@ -1,7 +1,6 @@
 """Measuring this machine: profile, and the options that use what was measured."""
 
 import argparse
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from placewise.commands.common import (
     seconds_argument,
 )
 from placewise.commands.progress import Line
-from placewise.core.errors import InputError, ModelError
+from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.core.cluster import Cluster
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from placewise.execute.profile import Measurements
 
 RUN_MODEL_HELP = "a zoo name with options (nmt:layers=4), or package.module:function"
-NO_MODELS = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by a file's format
 SHOWN_FAILURES = 3
 
 
@@ -118,21 +116,6 @@ def check_busy(options: argparse.Namespace) -> None:
         raise InputError("--busy: needs a --profile, which says how much busy neighbours slow a device down")
 
 
-def check_model(model: str) -> None:
-    """Refuses a plan or a profile in the place of a model; `load_step` refuses all files, and takes them for graphs."""
-    from placewise.capture import zoo
-    from placewise.core.files import parse_json, read_bytes
-
-    if model.partition(":")[0] in zoo.MODELS or not os.path.isfile(model):
-        return
-    try:
-        data = parse_json(model, read_bytes(model, ModelError), ModelError)
-    except ModelError:
-        return
-    if what := NO_MODELS.get(str(data.get("format")) if isinstance(data, dict) else ""):
-        raise ModelError(f"{model}: is {what}, MODEL must be {RUN_MODEL_HELP}")
-
-
 def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":
     """Returns the graph of MODEL and the cluster, with measured times where there is a --profile, and the profile."""
     from placewise.capture.models import load_graph, load_step
@@ -141,10 +124,8 @@ def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[
     check_busy(options)
     model = options.model if model is None else model
     cluster = Cluster.load(options.cluster)
-    is_run = getattr(options, "measure", False)  # then a graph file is refused at once
-    if is_run or options.profile is not None:
-        check_model(model)
     if options.profile is None:
+        is_run = getattr(options, "measure", False)  # then a graph file is refused at once
         return load_step(model).graph if is_run else load_graph(model), cluster, None
     from placewise.execute.profile import apply_profile
 
@@ -185,7 +166,6 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.execute.profile import apply_profile, measure_profile
 
     check_writable(options.output, options.graph, options.cluster_out, reads=(options.model, options.cluster))
-    check_model(options.model)
     cluster = Cluster.load(options.cluster)
     captured = real_step(options.model) if options.run_step else load_step(options.model)
     begun = time.perf_counter()

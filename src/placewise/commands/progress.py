@@ -65,7 +65,7 @@ class Ticker:
 
     def line(self, progress: "Progress") -> str:
         """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
-        from placewise.core.plan import at_most
+        from placewise.core.text import at_most, counted
         from placewise.placing import gap_of
         from placewise.report.tables import seconds
 
@@ -74,7 +74,7 @@ class Ticker:
         gap = None if self.limit is None else gap_of(progress.step_seconds, self.limit.seconds)
         if gap is not None and gap < float("inf"):
             best += f", at most {at_most(gap)} above the best possible"
-        parts = [f"{self.label}: best {best}", f"{progress.evaluations:,} evaluations, {rate:,.0f} a second"]
+        parts = [f"{self.label}: best {best}", f"{counted(progress.evaluations, 'evaluation')}, {rate:,.0f} a second"]
         left = [self.seconds - progress.seconds] if self.seconds is not None else []
         left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []
         parts += [f"{max(min(left), 0):.0f} s left"] if left else []

@@ -15,6 +15,7 @@ from placewise.commands.common import (
     print_json,
 )
 from placewise.commands.progress import Ticker
+from placewise.core.text import counted
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
@@ -55,7 +56,7 @@ def conclude(
         if options.report:
             print(f"\n{options.report} shows it: open it in a browser")
         if outcome.status == "stopped":
-            spent = f"{outcome.evaluations:,} evaluation{'' if outcome.evaluations == 1 else 's'}"
+            spent = counted(outcome.evaluations, "evaluation")
             print(f"\nstopped after {spent}: this is the best so far; {how_to_go_on(options)}")
 
 

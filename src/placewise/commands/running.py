@@ -10,7 +10,6 @@ from placewise.commands.profiling import (
     add_profile_options,
     add_virtual_option,
     check_busy,
-    check_model,
     load_profile,
 )
 from placewise.commands.progress import Line
@@ -48,7 +47,6 @@ def _run(options: argparse.Namespace) -> None:
     if options.together and (options.profile is None or options.busy):
         raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
     check_busy(options)
-    check_model(options.model)
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
     from placewise.execute.compiling import compile_placement
     from placewise.execute.examples import real_step

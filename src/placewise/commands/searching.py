@@ -31,6 +31,7 @@ from placewise.commands.profiling import (
 from placewise.commands.progress import Ticker
 from placewise.commands.recording import conclude
 from placewise.core.errors import StrategyError
+from placewise.core.text import counted
 
 if TYPE_CHECKING:
     from placewise.bounds import Bound
@@ -243,7 +244,7 @@ def _print_comparison(
         head = {"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds}
         print_json({**head, "bound_seconds": None if limit is None else limit.seconds, "rows": rows})
         return
-    seeds = "1 seed" if options.seeds == 1 else f"{options.seeds:,} seeds"
+    seeds = counted(options.seeds, "seed")
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {seeds}")
     if limit is not None:
         print(f"no placement has a step below {seconds(limit.seconds)}")

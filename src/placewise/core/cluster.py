@@ -3,7 +3,8 @@
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -178,3 +179,14 @@ def _check_not_negative(element: str, **numbers: float) -> None:
 
 def _refuse(element: str, rule: str) -> NoReturn:
     raise ClusterError(f"{element}: {rule}")
+
+
+def cluster_of(given: Any) -> Cluster:
+    """Returns a cluster, or the one that a preset or a file of this name describes."""
+    if isinstance(given, Cluster):
+        return given
+    if not isinstance(given, (str, Path)):
+        raise ClusterError(
+            f"cluster must be a Cluster, or the name of a preset or of a file, it is a {type(given).__name__}"
+        )
+    return Cluster.load(str(given))

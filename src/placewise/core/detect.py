@@ -17,6 +17,7 @@ from placewise.core import presets
 from placewise.core.cluster import Cluster
 from placewise.core.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
 from placewise.core.queues import want_queues
+from placewise.core.text import counted
 
 KNOWN_GPUS = {  # by the driver's name, without the brand; names that only resemble these have other figures
     **dict.fromkeys(("K40", "K40c", "K40m", "K40s", "K40t"), presets.K40),
@@ -45,7 +46,7 @@ def detect() -> Cluster:
     """Returns this machine: the GPUs that PyTorch can use (else those that nvidia-smi lists), then the CPU."""
     gpus, can_reach = _torch_gpus() or _smi_gpus()
     cpu = _cpu()
-    parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({cpu.num_cores} {'core' if cpu.num_cores == 1 else 'cores'})"]
+    parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({counted(cpu.num_cores, 'core')})"]
     machine = Machine(f"detected: {', '.join(parts)}", gpus, cpu)
     if not gpus:  # CPU devices launch their own ops
         machine = replace(machine, dispatch_seconds=0.0)

@@ -5,13 +5,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
-from placewise.core.errors import GraphError
+from placewise.core.errors import GraphError, InputError
 from placewise.core.shape import Shape
 
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
@@ -280,3 +280,11 @@ def _check_storages(graph: Graph) -> None:
             else f"needs tensor {storage} {t.names[storage]!r} to have home = {o.groups[n]}"
         )
         _refuse(_op(graph, n), f"writes the memory of tensor {storage} in place and {rule}, its group is {o.groups[n]}")
+
+
+def graph_of(step: Any) -> Graph:
+    """Returns the graph of a captured step; one of its own is itself."""
+    graph = getattr(step, "graph", step)
+    if not isinstance(graph, Graph):
+        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
+    return graph

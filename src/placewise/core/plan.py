@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from placewise.core.arrays import Ints
-from placewise.core.cluster import Cluster
-from placewise.core.errors import ClusterError, InputError, PlanError
+from placewise.core.errors import InputError, PlanError
 from placewise.core.files import Table, describe, parse_json, read_bytes, write_bytes
-from placewise.core.graph import Graph
+from placewise.core.graph import Graph, graph_of
 from placewise.core.problem import Problem
+from placewise.core.text import at_most, counted
 
 FORMAT, VERSION = "placewise-plan", 1
 
@@ -54,8 +53,7 @@ class Plan:
         bound = "" if self.gap is None else f", at most {at_most(self.gap)} above the best possible"
         if self.predicted_seconds is not None:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
-        spent = "?" if self.evaluations is None else f"{self.evaluations:,}"
-        spent += " evaluation" if self.evaluations == 1 else " evaluations"
+        spent = "? evaluations" if self.evaluations is None else counted(self.evaluations, "evaluation")
         lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
@@ -107,30 +105,6 @@ class Plan:
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
                 f"that of {graph.name!r} is {known[0][:12]}..."
             )
-
-
-def at_most(share: float) -> str:
-    """Returns a share in percent, rounded up to a tenth."""
-    return f"{max(math.ceil(share * 1000 - 1e-5), 0) / 10:.1f}%"
-
-
-def graph_of(step: Any) -> Graph:
-    """Returns the graph of a captured step; one of its own is itself."""
-    graph = getattr(step, "graph", step)
-    if not isinstance(graph, Graph):
-        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
-    return graph
-
-
-def cluster_of(given: Any) -> Cluster:
-    """Returns a cluster, or the one that a preset or a file of this name describes."""
-    if isinstance(given, Cluster):
-        return given
-    if not isinstance(given, (str, Path)):
-        raise ClusterError(
-            f"cluster must be a Cluster, or the name of a preset or of a file, it is a {type(given).__name__}"
-        )
-    return Cluster.load(str(given))
 
 
 def digest_of_graph(graph: Graph) -> str:

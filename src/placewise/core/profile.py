@@ -23,6 +23,12 @@ class Timing:
     spread_seconds: float  # between the quartiles
     count: int  # stretches
 
+    @classmethod
+    def of(cls, times: Sequence[float]) -> "Timing":
+        """Returns the median and the spread of some times."""
+        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
+        return cls(median, high - low, len(times))
+
 
 @dataclass(frozen=True)
 class ProfiledDevice:

@@ -108,8 +108,7 @@ def time_work(work: Repeatable, clock: Clock) -> Timing:
     for _ in range(SLOW_STRETCHES if guess > SLOW_SECONDS else STRETCHES):
         work.restore()
         found.append(clock.seconds(work.run, times) / times)
-    low, median, high = np.percentile(found, [25, 50, 75]).tolist()
-    return Timing(median, high - low, len(found))
+    return Timing.of(found)
 
 
 def alike(device: RealDevice) -> tuple[str, int, int]:

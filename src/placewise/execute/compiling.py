@@ -6,9 +6,9 @@ from pathlib import Path
 
 from placewise.capture.training import CapturedStep
 from placewise.core.arrays import Ints
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, cluster_of
 from placewise.core.errors import ExecutionError
-from placewise.core.plan import Plan, cluster_of
+from placewise.core.plan import Plan
 from placewise.core.presets import PRESETS
 from placewise.core.problem import Problem
 from placewise.execute.lowering import lower, tensor_devices
@@ -34,9 +34,11 @@ def compile_plan(
     if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
         raise ExecutionError(f'virtual must be a table of GPUs and numbers of slices, {{"cuda:0": 4}}, it is {virtual!r}')
     source = "plan"
-    if cluster is None and plan.cluster not in PRESETS:
-        source = "plan (no cluster was given, so it is this machine as detected)"
-    cluster = cluster_of(cluster or (plan.cluster if plan.cluster in PRESETS else Cluster.detect()))
+    if cluster is None and plan.cluster in PRESETS:
+        cluster = plan.cluster
+    elif cluster is None:
+        cluster, source = Cluster.detect(), "plan (no cluster was given, so it is this machine as detected)"
+    cluster = cluster_of(cluster)
     if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)

@@ -41,17 +41,24 @@ def measure_steps(
     times, launches = [], []
     for number in range(1 - warm_up, steps + 1):
         report(f"step {number} of {steps}" if number > 0 else "warm-up")
-        begin = time.perf_counter()
-        train_step(batch)
-        launches.append(time.perf_counter() - begin)
-        train_step.synchronize()
-        times.append(time.perf_counter() - begin)
+        launched, ended = time_step(train_step, batch)
+        launches.append(launched)
+        times.append(ended)
     peaks = train_step.allocated_bytes()
     notes = train_step.note(batch)
     schedule = measured_schedule(predicted, train_step.placed.instructions, notes)
     columns = (np.array(column[warm_up:], np.float64) for column in (times, launches))
     step_seconds, launch_seconds = (frozen(column, np.float64) for column in columns)
     return Measurement(step_seconds, launch_seconds, schedule, peaks)
+
+
+def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
+    """Runs a step, and returns the seconds until the call has returned and until the step has ended."""
+    begin = time.perf_counter()
+    train_step(batch)
+    launched = time.perf_counter() - begin
+    train_step.synchronize()
+    return launched, time.perf_counter() - begin
 
 
 def measured_schedule(predicted: Schedule, instructions: Instructions, notes: Notes) -> Schedule:

@@ -12,6 +12,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.detect import cpu_name
 from placewise.core.graph import Graph
 from placewise.core.profile import Profile, ProfiledDevice, Timing
+from placewise.core.text import counted
 from placewise.execute.clocks import Clock, alike, run_on, time_work
 from placewise.execute.links import measure_links
 from placewise.execute.machine import RealDevice, real_devices
@@ -55,19 +56,20 @@ def measure_profile(
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
         chosen = _distinct(calls, captured.graph, described[device.name].kind)
+        times: dict[str, Timing] = {}
         if runs_step and not device.is_gpu and len(chosen) == len({call.signature for call in calls}):
             report(f"whole steps on {device.name}")
             times = times_in_a_step(captured, described[device.name], device, [call.signature for call in calls])
-            for signature, timing in times.items():
-                timings.setdefault(signature, {})[device.name] = timing
-                del chosen[signature]
-        for signature, found in _measure_ops(device, chosen, report).items():
+        others = {signature: call for signature, call in chosen.items() if signature not in times}
+        for signature, found in _measure_ops(device, others, report).items():
             if isinstance(found, str):
                 failures.append((device.name, signature, found))
                 continue
-            timings.setdefault(signature, {})[device.name] = found[0]
+            times[signature] = found[0]
             if device.is_gpu:
                 launches.setdefault(signature, found[1])
+        for signature, timing in times.items():
+            timings.setdefault(signature, {})[device.name] = timing
     dispatch_seconds = float(np.mean([launches[c.signature] for c in calls if c.signature in launches])) if launches else 0.0
     if runs_step and launches:
         gpu = next(device for device in devices if device.is_gpu)
@@ -134,7 +136,7 @@ def hardware_of(device: RealDevice) -> str:
     if device.is_gpu:
         name = torch.cuda.get_device_name(device.torch_device)
         return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
-    return f"{device.threads} {'thread' if device.threads == 1 else 'threads'} of {cpu_name()}"
+    return f"{counted(device.threads, 'thread')} of {cpu_name()}"
 
 
 def _num_alike(device: RealDevice, devices: Sequence[RealDevice]) -> int:

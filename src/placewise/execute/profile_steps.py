@@ -17,6 +17,7 @@ from placewise.execute.examples import random_batch
 from placewise.execute.instructions import Run
 from placewise.execute.machine import RealDevice
 from placewise.execute.measured_worker import is_out_of_memory
+from placewise.execute.measuring import time_step
 from placewise.execute.train_step import TrainStep
 
 STEPS, ENOUGH_SECONDS = 3, 10.0  # behind a first one; fewer where they take longer
@@ -52,24 +53,16 @@ def times_in_a_step(
                 total += end - start
             count += 1
         beside = max(ended - total / count, 0.0) / len(signatures)
-        return {signature: _timing(times, beside) for signature, times in found.items()}
+        timings = {signature: Timing.of(times) for signature, times in found.items()}
+        return {signature: replace(timing, seconds=timing.seconds + beside) for signature, timing in timings.items()}
     return {}
-
-
-def _timing(times: list[float], beside: float) -> Timing:
-    low, median, high = np.percentile(times, [25, 50, 75]).tolist()
-    return Timing(median + beside, high - low, len(times))
 
 
 def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
     """Returns the seconds until a step is launched, and until it has ended."""
     times: list[tuple[float, float]] = []
     while len(times) < 2 or (len(times) < 1 + STEPS and sum(ended for _, ended in times) < ENOUGH_SECONDS):
-        begin = time.perf_counter()
-        train_step(batch)
-        launched = time.perf_counter() - begin
-        train_step.synchronize()
-        times.append((launched, time.perf_counter() - begin))
+        times.append(time_step(train_step, batch))
     launched, ended = np.median(times[1:], axis=0).tolist()
     return launched, ended
 

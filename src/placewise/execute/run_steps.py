@@ -1,6 +1,5 @@
 """Runs a placement for real and times its steps: what measuring evaluators do."""
 
-import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.execute.compiling import compile_placement
 from placewise.execute.machine import real_devices
+from placewise.execute.measuring import time_step
 
 
 def run_steps(
@@ -33,10 +33,7 @@ def run_steps(
         train_step.reset_peaks()
         seconds, batch = [], train_step.bring_home(captured.step.batch)
         for _ in range(warm_up + steps):
-            begun = time.perf_counter()
-            train_step(batch)
-            train_step.synchronize()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time_step(train_step, batch)[1])
         peaks = train_step.allocated_bytes()
     finally:
         train_step.close()

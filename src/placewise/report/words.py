@@ -9,8 +9,8 @@ import numpy as np
 
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
-from placewise.core.plan import at_most
 from placewise.core.problem import Problem
+from placewise.core.text import at_most
 from placewise.report.tables import nbytes, seconds
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator

@@ -12,7 +12,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.placing import run
 from placewise.request import Request, specify
-from placewise.search import Budget
+from placewise.search import Budget, unless_stopped
 from placewise.store import RunFile
 from placewise.strategies import parameters
 
@@ -76,11 +76,9 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
     for seed in range(seeds):
         request = Request(strategy, settings, Budget(evaluations), seed, model=contest.model, cluster=contest.cluster)
         try:
-            outcome = run(contest.problem, request, contest.evaluator, run_file=contest.run_file)
+            outcome = unless_stopped(run(contest.problem, request, contest.evaluator, run_file=contest.run_file))
         except StrategyError as rule:
             return Found(strategy, (), settings=settings, problem=str(rule))
-        if outcome.status == "stopped":
-            raise KeyboardInterrupt
         times.append(None if outcome.placement is None else outcome.step_seconds)
         histories.append(_improvements(contest, request))
         most, seconds = max(most, outcome.evaluations), seconds + outcome.seconds
