@@ -116,6 +116,12 @@ def check_busy(options: argparse.Namespace) -> None:
         raise InputError("--busy: needs a --profile, which says how much busy neighbours slow a device down")
 
 
+def check_together(options: argparse.Namespace) -> None:
+    """Refuses a --together without a profile, or with a guess of what it finds out."""
+    if options.together and (options.profile is None or options.busy):
+        raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
+
+
 def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":
     """Returns the graph of MODEL and the cluster, with measured times where there is a --profile, and the profile."""
     from placewise.capture.models import load_graph, load_step

@@ -10,6 +10,7 @@ from placewise.commands.profiling import (
     add_profile_options,
     add_virtual_option,
     check_busy,
+    check_together,
     load_profile,
 )
 from placewise.commands.progress import Line
@@ -44,8 +45,7 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.core.plan import Plan
 
     check_writable(options.trace, reads=(options.cluster, options.plan, options.profile))
-    if options.together and (options.profile is None or options.busy):
-        raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
+    check_together(options)
     check_busy(options)
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
     from placewise.execute.compiling import compile_placement

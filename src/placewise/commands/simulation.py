@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from placewise.commands.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
-from placewise.commands.profiling import add_profile_options, load_timed
+from placewise.commands.profiling import add_profile_options, check_together, load_timed
 
 
 def add_simulate(commands: Any) -> None:
@@ -22,15 +22,13 @@ def add_simulate(commands: Any) -> None:
 
 
 def _simulate(options: argparse.Namespace) -> None:
-    from placewise.core.errors import InputError
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.trace import write_trace
     from placewise.simulate.simulator import Simulator
 
     check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
-    if options.together and (options.profile is None or options.busy):
-        raise InputError("--together: needs a --profile, and no --busy: it finds out who is busy when")
+    check_together(options)
     plan = Plan.load(options.plan)
     graph, cluster, profile = load_timed(options)
     problem = Problem.of(graph, cluster)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from placewise.capture.training import CapturedStep
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, Device
 from placewise.core.detect import cpu_name
 from placewise.core.graph import Graph
 from placewise.core.profile import Profile, ProfiledDevice, Timing
@@ -55,11 +55,8 @@ def measure_profile(
     failures: list[tuple[str, str, str]] = []
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
+        times = _whole_steps(captured, described[device.name], device, calls, report) if runs_step else {}
         chosen = _distinct(calls, captured.graph, described[device.name].kind)
-        times: dict[str, Timing] = {}
-        if runs_step and not device.is_gpu and len(chosen) == len({call.signature for call in calls}):
-            report(f"whole steps on {device.name}")
-            times = times_in_a_step(captured, described[device.name], device, [call.signature for call in calls])
         others = {signature: call for signature, call in chosen.items() if signature not in times}
         for signature, found in _measure_ops(device, others, report).items():
             if isinstance(found, str):
@@ -78,17 +75,23 @@ def measure_profile(
     report("links")
     links = measure_links(devices)
     report("devices that are busy together")
-    profile = Profile(
-        tuple(
-            ProfiledDevice(d.name, described[d.name].kind, hardware_of(d), first[d].name, _num_alike(d, devices))
-            for d in devices
-        ),
-        timings,
-        links,
-        dispatch_seconds,
-        measure_contention(devices),
+    contention = measure_contention(devices)
+    profiled = tuple(
+        ProfiledDevice(d.name, described[d.name].kind, hardware_of(d), first[d].name, _num_alike(d, devices))
+        for d in devices
     )
+    profile = Profile(profiled, timings, links, dispatch_seconds, contention)
     return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
+
+
+def _whole_steps(
+    captured: CapturedStep, described: Device, device: RealDevice, calls: Sequence[OpCall], report: Callable[[str], None]
+) -> dict[str, Timing]:
+    """Returns the times of ops in whole steps, on a CPU device that can run them all; else none."""
+    if device.is_gpu or any(kinds is not None and described.kind not in kinds for kinds in captured.graph.ops.devices):
+        return {}
+    report(f"whole steps on {device.name}")
+    return times_in_a_step(captured, described, device, [call.signature for call in calls])
 
 
 def apply_profile(captured: CapturedStep, cluster: Cluster, profile: Profile, busy: float = 0.0) -> tuple[Graph, Cluster]:
