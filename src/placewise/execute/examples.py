@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 from placewise.capture.models import load_step
 from placewise.capture.training import CapturedStep
 from placewise.execute.batches import batch_tensors
+from placewise.execute.heap import keep_freed_memory
 from placewise.execute.profile_values import NUM_INDEXED
 from placewise.execute.signatures import op_calls
 from placewise.execute.values import Values, slots_of
@@ -18,6 +19,7 @@ EVERY_MODEL_HAS = 2  # classes, and words
 
 def real_step(model: str, seed: int = 0) -> CapturedStep:
     """Returns the captured step of MODEL with real weights, drawn with this seed."""
+    keep_freed_memory()
     torch.manual_seed(seed)
     return load_step(model, device="cpu")
 

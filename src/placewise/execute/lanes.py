@@ -1,7 +1,8 @@
 """From instructions to one straight-line function for each thread that launches: a lane.
 
-Every CPU device has a lane of its own; the host's lane launches for all GPUs. A lane keeps its values in local variables.
-Lanes hand values to each other in a mailbox and wait at gates, and both only where a dependency crosses.
+Every CPU device has a lane of its own, and one more that pins what it makes for GPUs while it goes on; the host's lane
+launches for all GPUs. A lane keeps its values in local variables. Lanes hand values to each other in a mailbox and wait at
+gates, and both only where a dependency crosses.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,9 @@ import torch
 
 from placewise.capture.program import Slot
 from placewise.execute.copying import copy_window, share_window
-from placewise.execute.gates import Alarm
+from placewise.execute.gates import Alarm, Gate
 from placewise.execute.instructions import Copy, Free, Run
-from placewise.execute.meetings import HOST_LANE, Meetings, Streams
+from placewise.execute.meetings import HOST_LANE, Meetings, Streams, pinning_lane
 from placewise.execute.numbers import Numbers
 from placewise.execute.placed import Placed
 from placewise.execute.source import Source
@@ -28,7 +29,7 @@ PARAMETERS = ("residents", "numbers", "mail", "outputs", "note")
 
 @dataclass(frozen=True, eq=False)
 class Lanes:
-    """The functions of one step: by CPU device, or HOST_LANE. Each takes PARAMETERS."""
+    """The functions of one step: by CPU device, its `pinning_lane`, or HOST_LANE. Each takes PARAMETERS."""
 
     functions: dict[int, Callable[..., None]]
     num_mails: int
@@ -52,6 +53,7 @@ class LaneWriter:
         self.sources: dict[int, Source] = {}
         self.windows = Windows(placed, positions, self._source)
         self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, window) -> its place in the mailbox
+        self.pinned: dict[tuple[int, int], Gate] = {}  # (tensor, target) -> opens when what is in the mailbox is pinned
         self.arrivals: dict[int, list[str]] = {}  # CPU device -> lines that take copies from the mailbox
         self.entered = HOST  # the device whose stream is the current one
 
@@ -83,8 +85,12 @@ class LaneWriter:
     def _lane(self, device: int) -> Source:
         """Returns the lane that launches for a device."""
         lane = HOST_LANE if self.placed.devices[device].is_gpu else device
+        return self._begun(lane, "lane_host" if lane == HOST_LANE else f"lane_{lane}")
+
+    def _begun(self, lane: int, name: str) -> Source:
+        """Returns a lane, which begins here if it has not yet."""
         if lane not in self.sources:
-            source = self.sources[lane] = Source("lane_host" if lane == HOST_LANE else f"lane_{lane}", PARAMETERS)
+            source = self.sources[lane] = Source(name, PARAMETERS)
             source.names |= {"copy_window": copy_window, "share_window": share_window, "now": perf_counter}
             if self.streams is not None:
                 source.names["pin"] = self.streams.pin
@@ -99,12 +105,23 @@ class LaneWriter:
             source.add(line)
         self._enter(step.device)
         self._call(number, step)
-        for tensor, base, target in self._posts.get(step.op, ()):
-            window = self.windows.find(base, tensor, step.device)
-            first = self.placed.copied_bases[tensor, target][0]
-            pinned = self.placed.devices[target].is_gpu and base == first
-            source.add(f"{self._mail(tensor, target, base)} = {f'pin({window})' if pinned else window}")
+        for tensor, target in self._posts.get(step.op, ()):
+            self._post(tensor, step.device, target)
         self.meetings.tell(number, source)
+
+    def _post(self, tensor: int, device: int, target: int) -> None:
+        """Hands what a CPU device has made to those who copy it; for a GPU it is pinned before."""
+        source, bases = self._lane(device), self.placed.copied_bases[tensor, target]
+        for base in bases:
+            source.add(f"{self._mail(tensor, target, base)} = {self.windows.find(base, tensor, device)}")
+        if self.placed.devices[target].is_gpu:
+            made, pinned = self.meetings.gate(), self.meetings.gate()
+            source.add_call(f"made_{tensor}_{target}", made.open)
+            pinning, mail = self._begun(pinning_lane(device), f"lane_{device}_pinning"), self._mail(tensor, target, bases[0])
+            pinning.add_call(f"made_{tensor}_{target}", made.wait)
+            pinning.add(f"{mail} = pin({mail})")
+            pinning.add_call(f"pinned_{tensor}_{target}", pinned.open)
+            self.pinned[tensor, target] = pinned
 
     def _enter(self, device: int) -> None:
         """Makes a GPU's stream the current one."""
@@ -132,14 +149,13 @@ class LaneWriter:
         self._lane(device).add(f"outputs[{i}] = {self.windows.find(slot, self.values.storages[slot], device)}")
 
     @cached_property
-    def _posts(self) -> dict[int, list[tuple[int, Slot, int]]]:
-        """For each op of a CPU device: (tensor, window, target) that it hands to those who copy what it made."""
+    def _posts(self) -> dict[int, list[tuple[int, int]]]:
+        """For each op of a CPU device: (tensor, target) that it hands to those who copy what it made."""
         makers = self.values.graph.producer.tolist()
-        posts: dict[int, list[tuple[int, Slot, int]]] = {}
+        posts: dict[int, list[tuple[int, int]]] = {}
         for step in self.placed.instructions.steps:
             if isinstance(step, Copy) and makers[step.tensor] >= 0 and not self.placed.devices[step.source].is_gpu:
-                bases = self.placed.copied_bases[step.tensor, step.target]
-                posts.setdefault(makers[step.tensor], []).extend((step.tensor, base, step.target) for base in bases)
+                posts.setdefault(makers[step.tensor], []).append((step.tensor, step.target))
         return posts
 
     def _argument(self, op: int, device: int, slot: Slot) -> str:
@@ -182,6 +198,8 @@ class LaneWriter:
         at = step.source if self.placed.devices[step.source].is_gpu else step.target
         source, channel = self._lane(at), (step.source, step.target)
         self.meetings.wait(number, source)
+        if pinned := self.pinned.get((step.tensor, step.target)):
+            source.add_call(f"pinned_{step.tensor}_{step.target}", pinned.wait)
         copy = f"copy_{step.source}_{step.target}"
         source.names[copy] = self.streams.copy(*channel)
         self._note_start(number, at, channel)

@@ -79,8 +79,8 @@ def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:
 def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
     """Returns the seconds of a copy that a GPU takes part in; memory of the host is pinned.
 
-    Between GPUs it goes there and back, from stream to stream, as in a step. What a GPU receives from the host is pinned by
-    the CPU device, then timed by events on the stream, for the GPU's next op waits there. What the host receives is timed by
+    Between GPUs it goes there and back, from stream to stream, as in a step. What a GPU receives from the host is pinned
+    before, and timed by events on the stream, for the GPU's next op waits there. What the host receives is timed by
     the host, which has to see the end of the copy before it goes on.
     """
     if source.is_gpu and target.is_gpu:
@@ -102,9 +102,9 @@ def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
 
 
 def _pinned(source: RealDevice, pinned: Tensor) -> float:
-    """Returns the seconds in which a CPU device copies a tensor of its own into pinned memory."""
+    """Returns the seconds in which a tensor of a CPU device is copied into pinned memory."""
     made = torch.zeros_like(pinned, pin_memory=False)
-    with own_thread(source) as thread:
+    with own_thread(source.pinning) as thread:
         return thread.submit(_median, lambda: pinned.copy_(made)).result()
 
 

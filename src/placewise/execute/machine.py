@@ -1,12 +1,15 @@
 """Which piece of this machine each device of a cluster is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placewise.core.cluster import Cluster, Device
 from placewise.core.detect import processors
 from placewise.core.errors import ExecutionError
 from placewise.core.queues import want_queues
+from placewise.execute.heap import keep_freed_memory
+
+MANY_CORES = 8  # beside GPUs a quarter of these is left to the thread that launches and to those that pin; of fewer, one
 
 
 @dataclass(frozen=True)
@@ -18,19 +21,25 @@ class RealDevice:
     threads: int  # of a CPU device: how many cores are its own; 0 for a GPU
     slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share that GPU
     cores: tuple[int, ...] = ()  # of a CPU device: the numbers of its processors
+    left: tuple[int, ...] = ()  # of a CPU device beside GPUs: the processors that no device has
 
     @property
     def is_gpu(self) -> bool:
         """Whether it is a GPU, or a slice of one."""
         return self.torch_device != "cpu"
 
+    @property
+    def pinning(self) -> "RealDevice":
+        """The piece of the machine that copies what a CPU device makes into pinned memory, on its way to GPUs."""
+        return replace(self, name=f"{self.name} pinning", threads=max(len(self.left) - 1, 1), cores=self.left)
+
 
 def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
     """Returns the piece of this machine that each device of a cluster is, in the cluster's order.
 
     Devices of kind "gpu" are cuda:0, cuda:1, ... in that order; with `virtual` = {"cuda:0": 4} the first four are the
-    four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each; beside GPUs
-    one core is left to the host, which launches for them.
+    four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each. Beside GPUs
+    one core is left to the host, which launches for them; of eight and more a quarter, for tensors are pinned there too.
     """
     gpus = [device for device in cluster.devices if device.kind == "gpu"]
     cpus = [device for device in cluster.devices if device.kind == "cpu"]
@@ -72,12 +81,16 @@ def _num_gpus() -> int:
 
 
 def _place_cpus(cpus: list[Device], beside_gpus: bool) -> dict[str, RealDevice]:
+    if cpus:
+        keep_freed_memory()
     cores = processors()
-    if beside_gpus and len(cores) > len(cpus):
-        cores = cores[:-1]  # ops on all cores would wait for the one that the host has
+    num_left = 0
+    if beside_gpus and len(cores) > len(cpus):  # ops on all cores would wait for one that is busy with other work
+        num_left = min(len(cores) // 4 if len(cores) >= MANY_CORES else 1, len(cores) - len(cpus))
+    cores, left = cores[: len(cores) - num_left], cores[len(cores) - num_left :]
     share = max(len(cores) // max(len(cpus), 1), 1)
     found = {}
     for i, device in enumerate(cpus):
         own = tuple(cores[(i * share + k) % len(cores)] for k in range(share))  # fewer cores than devices: they are shared
-        found[device.name] = RealDevice(device.name, "cpu", share, None, own)
+        found[device.name] = RealDevice(device.name, "cpu", share, None, own, tuple(left))
     return found

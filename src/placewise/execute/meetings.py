@@ -12,6 +12,11 @@ from placewise.execute.waits import Queue, Waits
 HOST_LANE = -1
 
 
+def pinning_lane(device: int) -> int:
+    """Returns the lane that pins what a CPU device makes for GPUs."""
+    return -2 - device
+
+
 class Streams(Protocol):
     """What the host's lane needs of CUDA; `execute/cuda.py` has the real one. Methods return what a step calls."""
 
@@ -53,7 +58,7 @@ class Meetings:
     """Gates between lanes, and events between streams."""
 
     def __init__(self, waits: Waits, is_gpu: list[bool], streams: Streams | None, alarm: Alarm) -> None:
-        self._waits, self._is_gpu, self._streams = waits, is_gpu, streams
+        self._waits, self._is_gpu, self._streams, self._alarm = waits, is_gpu, streams, alarm
         self._gates: dict[int, dict[int, Gate]] = {}  # instruction -> lane that waits for it -> gate
         for number, needs in waits.before.items():
             waiting = self.lane_of(number)
@@ -79,6 +84,10 @@ class Meetings:
                 source.add_call(f"after_{need}_{number}", self._streams.wait(need, self._waits.queues[number]))
             else:
                 source.add_call(f"ended_{need}", self._streams.synchronize(need))
+
+    def gate(self) -> Gate:
+        """Returns one more gate between two lanes."""
+        return Gate(self._alarm)
 
     def tell(self, number: int, source: Source) -> None:
         """Adds what tells the others that an instruction has ended or, on a GPU, that it is in its queue."""

@@ -38,24 +38,30 @@ def times_in_a_step(
 ) -> dict[str, Timing]:
     """Returns how long the ops take on a CPU device in a whole step, by their signatures [ops]; none where memory is short.
 
-    The time that a step takes beside its ops (calls, frees) is shared out among them.
+    An op's time is until the next one starts, for what it was the last to read is freed behind it.
     """
     with _step_on(captured, device, place) as (train_step, batch):
         _, ended = _median_step(train_step, batch)
-        steps = train_step.placed.instructions.steps
         found: dict[str, list[float]] = {}
-        total, begun, count = 0.0, time.perf_counter(), 0
+        begun, count = time.perf_counter(), 0
         while count < STEPS and (not count or time.perf_counter() - begun < ENOUGH_SECONDS):
-            for number, (start, end) in train_step.note(batch).times.items():
-                step = steps[number]
-                assert isinstance(step, Run)
-                found.setdefault(signatures[step.op], []).append(end - start)
-                total += end - start
+            for op, seconds in _times_of_ops(train_step, batch, ended).items():
+                found.setdefault(signatures[op], []).append(seconds)
             count += 1
-        beside = max(ended - total / count, 0.0) / len(signatures)
-        timings = {signature: Timing.of(times) for signature, times in found.items()}
-        return {signature: replace(timing, seconds=timing.seconds + beside) for signature, timing in timings.items()}
+        return {signature: Timing.of(times) for signature, times in found.items()}
     return {}
+
+
+def _times_of_ops(train_step: TrainStep, batch: Any, usual: float) -> dict[int, float]:
+    """Returns the seconds from each op's start to the next one's, without what the noting takes beyond a usual step."""
+    steps, times = train_step.placed.instructions.steps, train_step.note(batch).times
+    numbers = sorted(times, key=lambda number: times[number][0])
+    starts = [times[number][0] for number in numbers]
+    gaps = np.diff([*starts, times[numbers[-1]][1]])
+    noting = max(gaps.sum() - usual, 0.0) / len(gaps)
+    alone = [end - start for start, end in (times[number] for number in numbers)]
+    ops = [step.op for step in (steps[number] for number in numbers) if isinstance(step, Run)]
+    return dict(zip(ops, np.maximum(gaps - noting, alone).tolist(), strict=True))
 
 
 def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:

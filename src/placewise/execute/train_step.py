@@ -14,7 +14,8 @@ from placewise.execute.gates import Alarm
 from placewise.execute.graph_lanes import Graphs
 from placewise.execute.graphed import WARM_UP, Graphed
 from placewise.execute.lanes import Lanes, LaneWriter
-from placewise.execute.meetings import HOST_LANE, Streams
+from placewise.execute.machine import RealDevice
+from placewise.execute.meetings import HOST_LANE, Streams, pinning_lane
 from placewise.execute.notes import Notes
 from placewise.execute.numbers import Numbers
 from placewise.execute.placed import Placed
@@ -42,8 +43,7 @@ class TrainStep:
         self._lanes = LaneWriter(*self._given).write()
         self._noted: Lanes | None = None
         self._graphed = Graphed(self._lanes, make_graphs, *self._given) if make_graphs is not None else None
-        used = [lane for lane in self._lanes.functions if lane != HOST_LANE]
-        self._team = Team(placed.devices, used, self._alarm)
+        self._team = Team(_places(placed, self._lanes), self._alarm)
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
@@ -157,6 +157,13 @@ class TrainStep:
         for other in outputs[1:]:  # of micro-batches: each is its part of the whole
             loss = loss + other.to(loss.device)
         return loss
+
+
+def _places(placed: Placed, lanes: Lanes) -> dict[int, RealDevice]:
+    """Returns where each lane runs that is not the host's."""
+    every = {number: device for number, device in enumerate(placed.devices) if not device.is_gpu}
+    every |= {pinning_lane(number): device.pinning for number, device in every.items()}
+    return {lane: every[lane] for lane in lanes.functions if lane != HOST_LANE}
 
 
 class _Stopwatch:

@@ -1,9 +1,9 @@
-"""One thread for each CPU device, with cores of its own, that runs its lane when a step starts."""
+"""One thread for each lane of a CPU device, with cores of its own, that runs it when a step starts."""
 
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,11 @@ class Worker:
         self.done.acquire()
         self._device, self._alarm = device, alarm
         threading.Thread(target=self._work, name=f"placewise {device.name}", daemon=True).start()
+        self.done.acquire()  # when it has taken its cores
 
     def _work(self) -> None:
         _take_cores(self._device)
+        self.done.release()
         with torch.no_grad():
             while True:
                 self.start.acquire()
@@ -47,21 +49,23 @@ def _take_cores(device: RealDevice) -> None:
     """Gives the calling thread, and those that its ops start, the device's cores."""
     if hasattr(os, "sched_setaffinity") and device.cores:
         os.sched_setaffinity(0, device.cores)
+    torch.get_num_threads()  # a thread takes the number that was set last, by whomever, when it is first asked for its own
     torch.set_num_threads(device.threads)
 
 
 class Team:
-    """The workers of a machine's CPU devices."""
+    """The workers of a machine's CPU devices: by lane."""
 
-    def __init__(self, devices: Sequence[RealDevice], used: Sequence[int], alarm: Alarm) -> None:
+    def __init__(self, places: Mapping[int, RealDevice], alarm: Alarm) -> None:
         self.alarm = alarm
-        self.workers = {number: Worker(devices[number], alarm) for number in used}
+        self.workers = {lane: Worker(place, alarm) for lane, place in places.items()}
+        torch.set_num_threads(torch.get_num_threads())  # for threads that others start from now on
         self.close = weakref.finalize(self, _dismiss, tuple(self.workers.values()))
 
     def run(self, jobs: dict[int, Job], host: Job | None = None) -> None:
-        """Runs a job for each CPU device, and one on this thread; raises the first failure when all have ended."""
-        for number, job in jobs.items():
-            worker = self.workers[number]
+        """Runs a job for each lane, and one on this thread; raises the first failure when all have ended."""
+        for lane, job in jobs.items():
+            worker = self.workers[lane]
             worker.job = job
             worker.start.release()
         if host is not None:
@@ -71,8 +75,8 @@ class Team:
                 pass
             except BaseException as failure:
                 self.alarm.ring(failure)
-        for number in jobs:
-            self._wait(self.workers[number])
+        for lane in jobs:
+            self._wait(self.workers[lane])
         if self.alarm.failures:
             first = self.alarm.failures[0]
             self.alarm.reset()
