@@ -31,7 +31,7 @@ class RealDevice:
     @property
     def pinning(self) -> "RealDevice":
         """The piece of the machine that copies what a CPU device makes into pinned memory, on its way to GPUs."""
-        return replace(self, name=f"{self.name} pinning", threads=max(len(self.left) - 1, 1), cores=self.left)
+        return replace(self, name=f"{self.name} pinning", threads=max(len(self.left), 1), cores=self.left)
 
 
 def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
