@@ -244,6 +244,21 @@ def test_peak_memory_is_as_predicted() -> None:
     assert (found.schedule.timeline.end >= found.schedule.timeline.start).all()
 
 
+def test_a_peak_holds_nothing_that_another_placement_has_left() -> None:
+    """What the GPU had of the model and its state goes home to the CPU before anything is counted."""
+    step = captured(width=2048, rows=64)
+    problem = Problem.of(step.graph, machine("gpu", "cpu"))
+    devices = real_devices(problem.cluster)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    for device in (0, 1):
+        placement = np.full(problem.num_groups, device)
+        train_step = compile_placement(problem, placement, None, step, devices)
+        found = measure_steps(train_step, Simulator(problem, "program").schedule(placement), step.step.batch, 2)
+        train_step.close()
+    assert found.allocated_bytes["gpu:0"] - before < 2**27  # workspaces of cuBLAS; the model and its state have 288 MiB
+
+
 def test_a_model_that_was_moved_away_comes_home() -> None:
     step = captured()
     problem = Problem.of(step.graph, machine("gpu"))

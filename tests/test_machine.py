@@ -39,6 +39,14 @@ def test_one_core_is_left_to_the_host_of_gpus() -> None:
     ] * 4
 
 
+def test_a_quarter_of_many_cores_is_left_to_the_host_and_to_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "processors", lambda: list(range(16)))
+    _, cpu = real_devices(cluster(gpu="gpu", cpu="cpu"))
+    assert (cpu.cores, cpu.left) == (tuple(range(12)), (12, 13, 14, 15))
+    assert (cpu.pinning.cores, cpu.pinning.threads) == (cpu.left, 4)
+    assert real_devices(cluster(cpu="cpu"))[0].left == ()
+
+
 def test_gpus_are_taken_in_the_clusters_order() -> None:
     devices = real_devices(cluster(gpu_0="gpu", cpu="cpu", gpu_1="gpu"))
     assert [device.torch_device for device in devices] == ["cuda:0", "cpu", "cuda:1"]

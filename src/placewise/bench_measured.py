@@ -202,13 +202,15 @@ def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Sche
         "alone ms": alone.step_seconds * 1e3,
         "together ms": predicted,
         "measured ms": "-",
+        "spread %": "-",
         "error %": "-",
     }
     row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
     row |= {"GPUs MiB": "-", "allocator's MiB": "-"}
     if found := _run(captured, alone, trial):
-        row |= {"measured ms": _median_ms(found), "error %": (predicted / _median_ms(found) - 1) * 100}
-        row |= {"measured MiB": found.schedule.peak_bytes.max() / 2**20}
+        measured = _median_ms(found)
+        row |= {"measured ms": measured, "spread %": float(np.ptp(found.step_seconds)) * 1e5 / measured}
+        row |= {"error %": (predicted / measured - 1) * 100, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
         if found.allocated_bytes:
             allocated = sum(found.allocated_bytes.values())
             row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": allocated / 2**20}

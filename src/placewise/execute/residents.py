@@ -50,7 +50,10 @@ class Residents:
         return [getter(given) for getter in self._getters]
 
     def bring_home(self, batch: Any) -> Any:
-        """Returns the batch with each tensor on its home device, where all of its micro-batches have the same."""
+        """Returns the batch with each tensor on its home device, where all of its micro-batches have the same.
+
+        The model's own tensors and the optimizer's go home too, as they do in a step.
+        """
         homes: dict[str, dict[torch.device, None]] = {}
         for resident in self._program.residents:
             if resident.kind == "input":
@@ -60,7 +63,9 @@ class Residents:
             for path, tensor in real_batch(self._step.batch, batch).items()
             if len(homes.get(path, ())) == 1
         }
-        return tree_map(lambda value: moved.get(id(value), value), batch)
+        home = tree_map(lambda value: moved.get(id(value), value), batch)
+        self.gather(home)
+        return home
 
     def keep(self, updates: list[Any]) -> None:
         """Puts the numbers that the host has computed into the optimizer's state."""

@@ -30,8 +30,8 @@ def run_steps(
     devices = real_devices(cluster, virtual)
     train_step = compile_placement(problem, problem.contract(placement), order, captured, devices)
     try:
-        train_step.reset_peaks()
         seconds, batch = [], train_step.bring_home(captured.step.batch)
+        train_step.reset_peaks()
         for _ in range(warm_up + steps):
             seconds.append(time_step(train_step, batch)[1])
         peaks = train_step.allocated_bytes()

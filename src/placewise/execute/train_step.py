@@ -50,7 +50,7 @@ class TrainStep:
         return self._run(batch)
 
     def bring_home(self, batch: Any) -> Any:
-        """Returns the batch with its tensors on their home devices, so that a step finds them there."""
+        """Returns the batch with its tensors on their home devices, so that a step finds them there, and the model's too."""
         return self._residents.bring_home(batch)
 
     def note(self, batch: Any) -> Notes:
