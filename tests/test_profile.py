@@ -38,6 +38,7 @@ from placewise.execute.gates import Stopped
 from placewise.execute.links import fit
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.profile import apply_profile, measure_profile
+from placewise.execute.profile_steps import STEPS
 from placewise.execute.profile_values import Work
 from placewise.execute.signatures import op_calls
 from placewise.execute.together import busy_beside, schedule_together
@@ -138,14 +139,14 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
 
 
 def test_ops_of_a_cpu_are_timed_in_whole_steps() -> None:
-    """Every op in each of three steps; together they take what a step takes, so that one device is predicted well."""
+    """Every op in each of some steps; together they take what a step takes, so that one device is predicted well."""
     step = words_step()
     before = [parameter.detach().clone() for parameter in step.step.model.parameters()]
     profile = measure_profile(step, two_cpus(), runs_step=True).profile
     assert any(not torch.equal(a, b) for a, b in zip(before, step.step.model.parameters(), strict=True))
     found = Counter(signatures_of(step))
     assert {signature: timings["cpu:0"].count for signature, timings in profile.timings.items()} == {
-        signature: 3 * count for signature, count in found.items()
+        signature: STEPS * count for signature, count in found.items()
     }
     graph, cluster = apply_profile(step, two_cpus(), profile)
     problem = Problem.of(graph, cluster)

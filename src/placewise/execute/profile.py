@@ -50,24 +50,15 @@ def measure_profile(
     devices = real_devices(cluster, virtual)
     described = {device.name: device for device in cluster.devices}
     calls = op_calls(captured.program, len(captured.graph.ops))
-    timings: dict[str, dict[str, Timing]] = {}
-    launches: dict[str, float] = {}  # signature -> the host's seconds on a GPU
-    failures: list[tuple[str, str, str]] = []
+    found = _Found({}, {}, [])
     first = _first_of_each(devices)
     for device in dict.fromkeys(first.values()):
         times = _whole_steps(captured, described[device.name], device, calls, report) if runs_step else {}
         chosen = _distinct(calls, captured.graph, described[device.name].kind)
         others = {signature: call for signature, call in chosen.items() if signature not in times}
-        for signature, found in _measure_ops(device, others, report).items():
-            if isinstance(found, str):
-                failures.append((device.name, signature, found))
-                continue
-            times[signature] = found[0]
-            if device.is_gpu:
-                launches.setdefault(signature, found[1])
-        for signature, timing in times.items():
-            timings.setdefault(signature, {})[device.name] = timing
-    dispatch_seconds = float(np.mean([launches[c.signature] for c in calls if c.signature in launches])) if launches else 0.0
+        found.add(device, times, _measure_ops(device, others, report))
+    launches = [found.launches[call.signature] for call in calls if call.signature in found.launches]
+    dispatch_seconds = float(np.mean(launches)) if launches else 0.0
     if runs_step and launches:
         gpu = next(device for device in devices if device.is_gpu)
         report(f"whole steps on {gpu.name}")
@@ -80,8 +71,31 @@ def measure_profile(
         ProfiledDevice(d.name, described[d.name].kind, hardware_of(d), first[d].name, _num_alike(d, devices))
         for d in devices
     )
-    profile = Profile(profiled, timings, links, dispatch_seconds, contention)
-    return Measurements(profile, len(timings), tuple(failures), time.perf_counter() - begun)
+    profile = Profile(profiled, found.timings, links, dispatch_seconds, contention)
+    return Measurements(profile, len(found.timings), tuple(found.failures), time.perf_counter() - begun)
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """What has been measured so far."""
+
+    timings: dict[str, dict[str, Timing]]  # signature -> device -> time
+    launches: dict[str, float]  # signature -> the host's seconds on a GPU
+    failures: list[tuple[str, str, str]]
+
+    def add(
+        self, device: RealDevice, in_steps: Mapping[str, Timing], alone: Mapping[str, tuple[Timing, float] | str]
+    ) -> None:
+        """Adds what ops took on a device: in whole steps, and those that were timed alone or why they could not be."""
+        for signature, timing in in_steps.items():
+            self.timings.setdefault(signature, {})[device.name] = timing
+        for signature, found in alone.items():
+            if isinstance(found, str):
+                self.failures.append((device.name, signature, found))
+                continue
+            self.timings.setdefault(signature, {})[device.name] = found[0]
+            if device.is_gpu:
+                self.launches.setdefault(signature, found[1])
 
 
 def _whole_steps(

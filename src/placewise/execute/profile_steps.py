@@ -20,7 +20,7 @@ from placewise.execute.measured_worker import is_out_of_memory
 from placewise.execute.measuring import time_step
 from placewise.execute.train_step import TrainStep
 
-STEPS, ENOUGH_SECONDS = 3, 10.0  # behind a first one; fewer where they take longer
+STEPS, FEWEST_NOTED, ENOUGH_SECONDS = 5, 2, 10.0  # behind a first one; fewer where they take longer
 KEEPS_UP = 1.03  # a GPU that ends so soon behind the last launch has waited for the host all the time
 
 
@@ -44,7 +44,7 @@ def times_in_a_step(
         _, ended = _median_step(train_step, batch)
         found: dict[str, list[float]] = {}
         begun, count = time.perf_counter(), 0
-        while count < STEPS and (not count or time.perf_counter() - begun < ENOUGH_SECONDS):
+        while count < FEWEST_NOTED or (count < STEPS and time.perf_counter() - begun < ENOUGH_SECONDS):
             for op, seconds in _times_of_ops(train_step, batch, ended).items():
                 found.setdefault(signatures[op], []).append(seconds)
             count += 1
