@@ -38,8 +38,9 @@ from placewise.execute.gates import Stopped
 from placewise.execute.links import fit
 from placewise.execute.machine import RealDevice, real_devices
 from placewise.execute.profile import apply_profile, measure_profile
-from placewise.execute.profile_steps import STEPS
+from placewise.execute.profile_steps import STEPS, times_in_a_step
 from placewise.execute.profile_values import Work
+from placewise.execute.residents import Residents
 from placewise.execute.signatures import op_calls
 from placewise.execute.together import busy_beside, schedule_together
 from placewise.simulate.simulator import Simulator
@@ -136,6 +137,17 @@ def test_every_op_gets_a_time_and_every_pair_a_link() -> None:
     assert [len(factors[name]) for name in ("compute", "memory", "memory_beside_compute", "copies")] == [2, 2, 2, 1]
     assert factors["cache_bytes"] == 0
     assert graph.untimed_digest == step.graph.digest
+
+
+def test_a_device_without_memory_for_whole_steps_has_no_times_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the model may have a place there."""
+
+    def has_no_place(residents: Residents, batch: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    step, cluster = words_step(), two_cpus()
+    monkeypatch.setattr(Residents, "gather", has_no_place)
+    assert times_in_a_step(step, cluster.devices[0], real_devices(cluster)[0], signatures_of(step)) == {}
 
 
 def test_ops_of_a_cpu_are_timed_in_whole_steps() -> None:

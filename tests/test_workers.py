@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from placewise.execute.clocks import own_thread
 from placewise.execute.gates import Alarm
 from placewise.execute.machine import RealDevice
 from placewise.execute.workers import Team, job_of
@@ -27,6 +29,14 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+def in_a_new_thread(work: Callable[[], object]) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 def num_threads_of(team: Team, lanes: list[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     team.run({lane: job_of(lambda lane: found.update({lane: torch.get_num_threads()}), lane) for lane in lanes})
@@ -35,13 +45,37 @@ def num_threads_of(team: Team, lanes: list[int]) -> dict[int, int]:
 
 def test_each_worker_has_its_own_number_of_threads() -> None:
     """PyTorch has one number for all threads that have not asked yet; the last one set must not become everyone's."""
-    others: list[int] = []
     team = Team({0: RealDevice("a", "cpu", 2), 1: RealDevice("b", "cpu", 3), -2: RealDevice("a pinning", "cpu", 1)}, Alarm())
     assert num_threads_of(team, [0, 1, -2]) == {0: 2, 1: 3, -2: 1}
-    thread = threading.Thread(target=lambda: others.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert others == [torch.get_num_threads()]
+    assert in_a_new_thread(torch.get_num_threads) == torch.get_num_threads()
+    team.close()
+
+
+def test_a_team_leaves_the_number_of_its_makers_thread_alone() -> None:
+    """Also where that thread has not asked for it before."""
+
+    def make() -> int:
+        team = Team({0: RealDevice("a", "cpu", 7)}, Alarm())
+        team.close()
+        return torch.get_num_threads()
+
+    assert in_a_new_thread(make) == torch.get_num_threads()
+
+
+def test_threads_that_measure_have_their_own_numbers_too() -> None:
+    usual = torch.get_num_threads()
+    with own_thread(RealDevice("a", "cpu", 3)) as one, own_thread(RealDevice("b", "cpu", 5)) as other:
+        for thread in (one, other):
+            thread.submit(int).result()
+        assert [thread.submit(torch.get_num_threads).result() for thread in (one, other)] == [3, 5]
+    assert torch.get_num_threads() == in_a_new_thread(torch.get_num_threads) == usual
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
+def test_cores_that_are_not_there_fail_the_first_step() -> None:
+    team = Team({0: RealDevice("a", "cpu", 1, None, (9999,))}, Alarm())
+    with pytest.raises((OSError, ValueError)):
+        team.run({0: job_of(lambda: None)})
     team.close()
 
 

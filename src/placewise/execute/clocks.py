@@ -1,6 +1,5 @@
 """How long a stretch of work takes on a device: by the processor's clock, or by events on a GPU's stream."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import torch
 from placewise.core.profile import Timing
 from placewise.execute.gates import Stopped
 from placewise.execute.machine import RealDevice
+from placewise.execute.workers import take_cores
 
 Found = TypeVar("Found")
 
@@ -136,13 +136,9 @@ def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
 @contextmanager
 def own_thread(device: RealDevice) -> Iterator[ThreadPoolExecutor]:
     """Gives a thread as the executor has one for a CPU device: on its cores, with as many threads for an op."""
-    before = torch.get_num_threads()
-
-    def settle() -> None:
-        torch.set_num_threads(device.threads)
-        if hasattr(os, "sched_setaffinity") and device.cores:
-            os.sched_setaffinity(0, device.cores)  # of this thread alone
-
-    with ThreadPoolExecutor(1, initializer=settle) as pool:
-        yield pool
-        pool.submit(torch.set_num_threads, before).result()
+    usual = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(1, initializer=take_cores, initargs=(device,)) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(usual)  # for threads that others start from now on

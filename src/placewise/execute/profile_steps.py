@@ -26,7 +26,8 @@ KEEPS_UP = 1.03  # a GPU that ends so soon behind the last launch has waited for
 
 def launch_in_a_step(captured: CapturedStep, device: Device, place: RealDevice) -> float | None:
     """Returns the host's seconds for a launch of the whole step on a GPU; None where that has not the memory."""
-    with _step_on(captured, device, place) as (train_step, batch):
+    with _step_on(captured, device, place) as train_step:
+        batch = train_step.bring_home(random_batch(captured))
         launched, ended = _median_step(train_step, batch)
         seconds = launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)  # else its queues are full
         return seconds / len(captured.graph.ops)
@@ -40,7 +41,8 @@ def times_in_a_step(
 
     An op's time is until the next one starts, for what it was the last to read is freed behind it.
     """
-    with _step_on(captured, device, place) as (train_step, batch):
+    with _step_on(captured, device, place) as train_step:
+        batch = train_step.bring_home(random_batch(captured))
         _, ended = _median_step(train_step, batch)
         found: dict[str, list[float]] = {}
         begun, count = time.perf_counter(), 0
@@ -74,13 +76,13 @@ def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
 
 
 @contextmanager
-def _step_on(captured: CapturedStep, device: Device, place: RealDevice) -> Iterator[tuple[TrainStep, Any]]:
-    """Gives the step on one device, and a batch there; ends without a word where that has not the memory."""
+def _step_on(captured: CapturedStep, device: Device, place: RealDevice) -> Iterator[TrainStep]:
+    """Gives the step on one device; what follows is left without a word where that has not the memory."""
     alone = Cluster("one", (replace(device, memory_bytes=2**50),), ())
     problem = Problem.of(captured.graph, alone)
     train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (place,))
     try:
-        yield train_step, train_step.bring_home(random_batch(captured))
+        yield train_step
     except (RuntimeError, MemoryError) as trouble:
         if not is_out_of_memory(trouble):
             raise

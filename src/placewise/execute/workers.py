@@ -27,7 +27,10 @@ class Worker:
         self.done.acquire()  # when it has taken its cores
 
     def _work(self) -> None:
-        _take_cores(self._device)
+        try:
+            take_cores(self._device)
+        except BaseException as failure:
+            self._alarm.ring(failure)  # the first step raises it
         self.done.release()
         with torch.no_grad():
             while True:
@@ -45,8 +48,8 @@ class Worker:
                 self.done.release()
 
 
-def _take_cores(device: RealDevice) -> None:
-    """Gives the calling thread, and those that its ops start, the device's cores."""
+def take_cores(device: RealDevice) -> None:
+    """Gives the calling thread, and those that its ops start, the device's cores and number of threads."""
     if hasattr(os, "sched_setaffinity") and device.cores:
         os.sched_setaffinity(0, device.cores)
     torch.get_num_threads()  # a thread takes the number that was set last, by whomever, when it is first asked for its own
@@ -58,8 +61,9 @@ class Team:
 
     def __init__(self, places: Mapping[int, RealDevice], alarm: Alarm) -> None:
         self.alarm = alarm
+        usual = torch.get_num_threads()
         self.workers = {lane: Worker(place, alarm) for lane, place in places.items()}
-        torch.set_num_threads(torch.get_num_threads())  # for threads that others start from now on
+        torch.set_num_threads(usual)  # for threads that others start from now on
         self.close = weakref.finalize(self, _dismiss, tuple(self.workers.values()))
 
     def run(self, jobs: dict[int, Job], host: Job | None = None) -> None:
