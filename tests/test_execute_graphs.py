@@ -174,7 +174,7 @@ KINDS = st.sampled_from([(True,), (True, True), (True, False), (False, True, Tru
 def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, kinds: tuple[bool, ...], changes: bool) -> None:
     """With another batch in every step, and with rates that change in every step, or in one."""
     torch.manual_seed(seed % 1000)
-    twins = Twins(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, foreach=False))
+    twins = Twins(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 1e-4, momentum=0.9, foreach=False))
     train_step, made = graphed(twins.capture(), seed, kinds)
     for number in range(WARM_UP + 5):
         twins.assert_same_step(train_step)

@@ -71,8 +71,9 @@ class InstantStreams:
         return copy
 
     def pin(self, window: Tensor) -> Tensor:
-        self.pinned.append(copy_window(window))
-        return self.pinned[-1]
+        pinned = copy_window(window)
+        self.pinned.append(pinned)
+        return pinned
 
     def is_pinned(self, window: Tensor) -> bool:
         return any(window.data_ptr() == pinned.data_ptr() for pinned in self.pinned)

@@ -1,5 +1,6 @@
 """The threads of CPU devices, and the memory that they use again."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -72,11 +73,15 @@ def test_threads_that_measure_have_their_own_numbers_too() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
-def test_cores_that_are_not_there_fail_the_first_step() -> None:
-    team = Team({0: RealDevice("a", "cpu", 1, None, (9999,))}, Alarm())
+def test_cores_that_are_not_there_are_refused() -> None:
+    usual, threads = torch.get_num_threads(), set(threading.enumerate())
     with pytest.raises((OSError, ValueError)):
-        team.run({0: job_of(lambda: None)})
-    team.close()
+        Team({0: RealDevice("a", "cpu", usual + 1), 1: RealDevice("b", "cpu", 1, None, (9999,))}, Alarm())
+    gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+    assert set(threading.enumerate()) == threads
+    assert in_a_new_thread(torch.get_num_threads) == usual
 
 
 @pytest.mark.skipif(not hasattr(os, "confstr") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="no glibc")

@@ -2,9 +2,9 @@
 
 import ctypes
 import os
+from typing import Any
 
-# glibc's names, and what they are set to: all memory comes from one heap, of which nothing is given back
-_OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1), "M_ARENA_MAX": (-8, 1)}
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # glibc's names and numbers
 
 
 def keep_freed_memory() -> None:
@@ -15,9 +15,20 @@ def keep_freed_memory() -> None:
     cleared page by page: a quarter to a third of a step. Who has set one of glibc's variables (`MALLOC_...`) has chosen
     otherwise.
     """
+    if mallopt := _function("mallopt"):
+        mallopt(M_MMAP_MAX, 0)  # all memory comes from the heap
+        mallopt(M_TRIM_THRESHOLD, -1)  # of which nothing is given back
+        mallopt(M_ARENA_MAX, 1)  # and there is one
+
+
+def give_back_memory() -> None:
+    """Gives back what has been kept, when no step needs it any more."""
+    if malloc_trim := _function("malloc_trim"):
+        malloc_trim(ctypes.c_size_t(0))
+
+
+def _function(name: str) -> Any:
+    """Returns a function of glibc; None where there is none, or somebody else has chosen."""
     if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        for option, value in _OPTIONS.values():
-            mallopt(option, value)
+        return None
+    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None

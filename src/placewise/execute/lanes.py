@@ -53,7 +53,7 @@ class LaneWriter:
         self.sources: dict[int, Source] = {}
         self.windows = Windows(placed, positions, self._source)
         self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, window) -> its place in the mailbox
-        self.pinned: dict[tuple[int, int], Gate] = {}  # (tensor, target) -> opens when what is in the mailbox is pinned
+        self.pin_gates: dict[tuple[int, int], Gate] = {}  # (tensor, target) -> opens when what is in the mailbox is pinned
         self.arrivals: dict[int, list[str]] = {}  # CPU device -> lines that take copies from the mailbox
         self.entered = HOST  # the device whose stream is the current one
 
@@ -85,11 +85,12 @@ class LaneWriter:
     def _lane(self, device: int) -> Source:
         """Returns the lane that launches for a device."""
         lane = HOST_LANE if self.placed.devices[device].is_gpu else device
-        return self._begun(lane, "lane_host" if lane == HOST_LANE else f"lane_{lane}")
+        return self._begun(lane)
 
-    def _begun(self, lane: int, name: str) -> Source:
+    def _begun(self, lane: int) -> Source:
         """Returns a lane, which begins here if it has not yet."""
         if lane not in self.sources:
+            name = f"lane_{lane}" if lane >= 0 else "lane_host" if lane == HOST_LANE else f"lane_pinning_{-lane}"
             source = self.sources[lane] = Source(name, PARAMETERS)
             source.names |= {"copy_window": copy_window, "share_window": share_window, "now": perf_counter}
             if self.streams is not None:
@@ -117,11 +118,11 @@ class LaneWriter:
         if self.placed.devices[target].is_gpu:
             made, pinned = self.meetings.gate(), self.meetings.gate()
             source.add_call(f"made_{tensor}_{target}", made.open)
-            pinning, mail = self._begun(pinning_lane(device), f"lane_{device}_pinning"), self._mail(tensor, target, bases[0])
+            pinning, mail = self._begun(pinning_lane(device)), self._mail(tensor, target, bases[0])
             pinning.add_call(f"made_{tensor}_{target}", made.wait)
             pinning.add(f"{mail} = pin({mail})")
             pinning.add_call(f"pinned_{tensor}_{target}", pinned.open)
-            self.pinned[tensor, target] = pinned
+            self.pin_gates[tensor, target] = pinned
 
     def _enter(self, device: int) -> None:
         """Makes a GPU's stream the current one."""
@@ -198,7 +199,7 @@ class LaneWriter:
         at = step.source if self.placed.devices[step.source].is_gpu else step.target
         source, channel = self._lane(at), (step.source, step.target)
         self.meetings.wait(number, source)
-        if pinned := self.pinned.get((step.tensor, step.target)):
+        if pinned := self.pin_gates.get((step.tensor, step.target)):
             source.add_call(f"pinned_{step.tensor}_{step.target}", pinned.wait)
         copy = f"copy_{step.source}_{step.target}"
         source.names[copy] = self.streams.copy(*channel)

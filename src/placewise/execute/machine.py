@@ -9,7 +9,7 @@ from placewise.core.errors import ExecutionError
 from placewise.core.queues import want_queues
 from placewise.execute.heap import keep_freed_memory
 
-MANY_CORES = 8  # beside GPUs a quarter of these is left to the thread that launches and to those that pin; of fewer, one
+MANY_CORES = 8  # from so many on a quarter is left, beside GPUs, to the thread that launches and those that pin; else one
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RealDevice:
     threads: int  # of a CPU device: how many cores are its own; 0 for a GPU
     slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share that GPU
     cores: tuple[int, ...] = ()  # of a CPU device: the numbers of its processors
-    left: tuple[int, ...] = ()  # of a CPU device beside GPUs: the processors that no device has
+    left: tuple[int, ...] = ()  # of a CPU device beside GPUs: the processors that are left to the host
 
     @property
     def is_gpu(self) -> bool:

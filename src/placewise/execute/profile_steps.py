@@ -57,6 +57,8 @@ def times_in_a_step(
 def _times_of_ops(train_step: TrainStep, batch: Any, usual: float) -> dict[int, float]:
     """Returns the seconds from each op's start to the next one's, without what the noting takes beyond a usual step."""
     steps, times = train_step.placed.instructions.steps, train_step.note(batch).times
+    if not times:
+        return {}
     numbers = sorted(times, key=lambda number: times[number][0])
     starts = [times[number][0] for number in numbers]
     gaps = np.diff([*starts, times[numbers[-1]][1]])

@@ -64,7 +64,7 @@ class Residents:
             if len(homes.get(path, ())) == 1
         }
         home = tree_map(lambda value: moved.get(id(value), value), batch)
-        self.gather(home)
+        self.gather(home)  # for what it moves
         return home
 
     def keep(self, updates: list[Any]) -> None:

@@ -13,6 +13,7 @@ from placewise.core.errors import ExecutionError
 from placewise.execute.gates import Alarm
 from placewise.execute.graph_lanes import Graphs
 from placewise.execute.graphed import WARM_UP, Graphed
+from placewise.execute.heap import give_back_memory
 from placewise.execute.lanes import Lanes, LaneWriter
 from placewise.execute.machine import RealDevice
 from placewise.execute.meetings import HOST_LANE, Streams, pinning_lane
@@ -106,9 +107,10 @@ class TrainStep:
         return {device.name if device.slice is None else device.torch_device: device.torch_device for device in gpus}
 
     def close(self) -> None:
-        """Ends the threads of the CPU devices and gives back graphs; the step can't be run any more."""
+        """Ends the threads of the CPU devices, gives back graphs and memory; the step can't be run any more."""
         self._team.close()
         self._forget_graphs()
+        give_back_memory()
 
     def _forget_graphs(self) -> None:
         """Gives back the memory of graphs, which a plain step needs; they are recorded anew when they are wanted."""

@@ -23,15 +23,20 @@ class Worker:
         self.start.acquire()
         self.done.acquire()
         self._device, self._alarm = device, alarm
+        self._failure: BaseException | None = None
         threading.Thread(target=self._work, name=f"placewise {device.name}", daemon=True).start()
         self.done.acquire()  # when it has taken its cores
+        if self._failure is not None:
+            raise self._failure
 
     def _work(self) -> None:
         try:
             take_cores(self._device)
         except BaseException as failure:
-            self._alarm.ring(failure)  # the first step raises it
-        self.done.release()
+            self._failure = failure
+            return
+        finally:
+            self.done.release()
         with torch.no_grad():
             while True:
                 self.start.acquire()
@@ -61,10 +66,14 @@ class Team:
 
     def __init__(self, places: Mapping[int, RealDevice], alarm: Alarm) -> None:
         self.alarm = alarm
+        self.workers: dict[int, Worker] = {}
+        self.close = weakref.finalize(self, _dismiss, self.workers)  # also those that are there when the next one fails
         usual = torch.get_num_threads()
-        self.workers = {lane: Worker(place, alarm) for lane, place in places.items()}
-        torch.set_num_threads(usual)  # for threads that others start from now on
-        self.close = weakref.finalize(self, _dismiss, tuple(self.workers.values()))
+        try:
+            for lane, place in places.items():
+                self.workers[lane] = Worker(place, alarm)
+        finally:
+            torch.set_num_threads(usual)  # for threads that others start from now on
 
     def run(self, jobs: dict[int, Job], host: Job | None = None) -> None:
         """Runs a job for each lane, and one on this thread; raises the first failure when all have ended."""
@@ -95,8 +104,8 @@ class Team:
                 self.alarm.ring(interrupt)
 
 
-def _dismiss(workers: tuple[Worker, ...]) -> None:
-    for worker in workers:
+def _dismiss(workers: Mapping[int, Worker]) -> None:
+    for worker in workers.values():
         worker.start.release()
 
 
