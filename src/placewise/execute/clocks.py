@@ -12,7 +12,7 @@ import torch
 from placewise.core.profile import Timing
 from placewise.execute.gates import Stopped
 from placewise.execute.machine import RealDevice
-from placewise.execute.workers import take_cores
+from placewise.execute.workers import take_cores, usual_threads
 
 Found = TypeVar("Found")
 
@@ -136,9 +136,5 @@ def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
 @contextmanager
 def own_thread(device: RealDevice) -> Iterator[ThreadPoolExecutor]:
     """Gives a thread as the executor has one for a CPU device: on its cores, with as many threads for an op."""
-    usual = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(1, initializer=take_cores, initargs=(device,)) as pool:
-            yield pool
-    finally:
-        torch.set_num_threads(usual)  # for threads that others start from now on
+    with usual_threads(), ThreadPoolExecutor(1, initializer=take_cores, initargs=(device,)) as pool:
+        yield pool

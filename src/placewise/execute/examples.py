@@ -19,7 +19,7 @@ EVERY_MODEL_HAS = 2  # classes, and words
 
 def real_step(model: str, seed: int = 0) -> CapturedStep:
     """Returns the captured step of MODEL with real weights, drawn with this seed."""
-    keep_freed_memory()
+    keep_freed_memory()  # here, for drawing weights starts PyTorch's threads
     torch.manual_seed(seed)
     return load_step(model, device="cpu")
 

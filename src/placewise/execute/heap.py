@@ -12,8 +12,7 @@ def keep_freed_memory() -> None:
 
     It is best called before PyTorch has started threads: each takes a heap, and only the first one can keep large tensors.
     By itself glibc gives a large tensor's memory back to the system when it is freed, and that of the next one has to be
-    cleared page by page: a quarter to a third of a step. Who has set one of glibc's variables (`MALLOC_...`) has chosen
-    otherwise.
+    cleared page by page: up to a third of a step. Who has set one of glibc's variables (`MALLOC_...`) has chosen otherwise.
     """
     if mallopt := _function("mallopt"):
         mallopt(M_MMAP_MAX, 0)  # all memory comes from the heap
@@ -29,6 +28,7 @@ def give_back_memory() -> None:
 
 def _function(name: str) -> Any:
     """Returns a function of glibc; None where there is none, or somebody else has chosen."""
-    if any(name.startswith("MALLOC_") for name in os.environ) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    is_chosen = any(variable.startswith("MALLOC_") for variable in os.environ)
+    if is_chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return None
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None

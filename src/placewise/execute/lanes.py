@@ -16,7 +16,7 @@ from placewise.capture.program import Slot
 from placewise.execute.copying import copy_window, share_window
 from placewise.execute.gates import Alarm, Gate
 from placewise.execute.instructions import Copy, Free, Run
-from placewise.execute.meetings import HOST_LANE, Meetings, Streams, pinning_lane
+from placewise.execute.meetings import HOST_LANE, Meetings, Streams, lane_name, pinning_lane
 from placewise.execute.numbers import Numbers
 from placewise.execute.placed import Placed
 from placewise.execute.source import Source
@@ -84,14 +84,12 @@ class LaneWriter:
 
     def _lane(self, device: int) -> Source:
         """Returns the lane that launches for a device."""
-        lane = HOST_LANE if self.placed.devices[device].is_gpu else device
-        return self._begun(lane)
+        return self._begun(HOST_LANE if self.placed.devices[device].is_gpu else device)
 
     def _begun(self, lane: int) -> Source:
         """Returns a lane, which begins here if it has not yet."""
         if lane not in self.sources:
-            name = f"lane_{lane}" if lane >= 0 else "lane_host" if lane == HOST_LANE else f"lane_pinning_{-lane}"
-            source = self.sources[lane] = Source(name, PARAMETERS)
+            source = self.sources[lane] = Source(lane_name(lane), PARAMETERS)
             source.names |= {"copy_window": copy_window, "share_window": share_window, "now": perf_counter}
             if self.streams is not None:
                 source.names["pin"] = self.streams.pin
@@ -155,7 +153,7 @@ class LaneWriter:
         makers = self.values.graph.producer.tolist()
         posts: dict[int, list[tuple[int, int]]] = {}
         for step in self.placed.instructions.steps:
-            if isinstance(step, Copy) and makers[step.tensor] >= 0 and not self.placed.devices[step.source].is_gpu:
+            if isinstance(step, Copy) and self.placed.is_handed_over(step):
                 posts.setdefault(makers[step.tensor], []).append((step.tensor, step.target))
         return posts
 

@@ -17,6 +17,13 @@ def pinning_lane(device: int) -> int:
     return -2 - device
 
 
+def lane_name(lane: int) -> str:
+    """Returns what a lane's function is called."""
+    if lane == HOST_LANE:
+        return "lane_host"
+    return f"lane_{lane}" if lane >= 0 else f"lane_{-2 - lane}_pinning"
+
+
 class Streams(Protocol):
     """What the host's lane needs of CUDA; `execute/cuda.py` has the real one. Methods return what a step calls."""
 

@@ -42,6 +42,10 @@ class Placed:
             if storages[step.tensor] in self.values.written_storages
         )
 
+    def is_handed_over(self, copy: Copy) -> bool:
+        """Whether an op of a CPU device makes what is copied, and hands it to those who copy."""
+        return not self.devices[copy.source].is_gpu and bool(self.values.graph.producer[copy.tensor] >= 0)
+
     @cached_property
     def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
         """For each (tensor, device) that is copied: the windows that its readers there start from."""

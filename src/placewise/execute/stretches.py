@@ -120,7 +120,8 @@ class _Finder:
                 continue  # no launch of the host's
             needs = [waits.queues[need] for need in waits.before[number]]
             ending: list[int] = []
-            if self._is_pinned(step) or any(not any(self.is_gpu[device] for device in queue) for queue in needs):
+            is_pinned = isinstance(step, Copy) and self.placed.is_handed_over(step)  # the host may know that it is made
+            if is_pinned or any(not any(self.is_gpu[device] for device in queue) for queue in needs):
                 ending = list(open_ops)  # the host waits for a CPU device: what can be launched is launched before
             elif isinstance(step, Copy) or needs or step.op not in staying:
                 ending = [step.source if isinstance(step, Copy) else step.device]
@@ -132,10 +133,6 @@ class _Finder:
                     yield from _end(open_ops, step.device)
         for device in list(open_ops):
             yield from _end(open_ops, device)
-
-    def _is_pinned(self, step: Run | Copy) -> bool:
-        """Whether the host waits until a tensor is pinned, though it may know already that it is made."""
-        return isinstance(step, Copy) and not self.is_gpu[step.source] and self.makers[step.tensor] >= 0
 
     def _described(self, stretches: list[tuple[int, ...]]) -> Stretches:
         inside = {op for stretch in stretches for op in stretch}

@@ -3,7 +3,8 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,6 +62,16 @@ def take_cores(device: RealDevice) -> None:
     torch.set_num_threads(device.threads)
 
 
+@contextmanager
+def usual_threads() -> Iterator[None]:
+    """Leaves the number of threads that an op has as it was: on this thread, and on those that others start later."""
+    usual = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
 class Team:
     """The workers of a machine's CPU devices: by lane."""
 
@@ -68,12 +79,9 @@ class Team:
         self.alarm = alarm
         self.workers: dict[int, Worker] = {}
         self.close = weakref.finalize(self, _dismiss, self.workers)  # also those that are there when the next one fails
-        usual = torch.get_num_threads()
-        try:
+        with usual_threads():
             for lane, place in places.items():
                 self.workers[lane] = Worker(place, alarm)
-        finally:
-            torch.set_num_threads(usual)  # for threads that others start from now on
 
     def run(self, jobs: dict[int, Job], host: Job | None = None) -> None:
         """Runs a job for each lane, and one on this thread; raises the first failure when all have ended."""
