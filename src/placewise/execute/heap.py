@@ -12,7 +12,7 @@ def keep_freed_memory() -> None:
 
     It is best called before PyTorch has started threads: each takes a heap, and only the first one can keep large tensors.
     By itself glibc gives a large tensor's memory back to the system when it is freed, and that of the next one has to be
-    cleared page by page: up to a third of a step. Who has set one of glibc's variables (`MALLOC_...`) has chosen otherwise.
+    cleared page by page: up to half of a step. Who has set one of glibc's variables (`MALLOC_...`) has chosen otherwise.
     """
     if mallopt := _function("mallopt"):
         mallopt(M_MMAP_MAX, 0)  # all memory comes from the heap
