@@ -80,7 +80,7 @@ def test_cores_that_are_not_there_are_refused() -> None:
     gc.collect()
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads  # none of the team's; threads of others may have ended by now
     assert in_a_new_thread(torch.get_num_threads) == usual
 
 
