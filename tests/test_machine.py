@@ -39,11 +39,14 @@ def test_one_core_is_left_to_the_host_of_gpus() -> None:
     ] * 4
 
 
-def test_a_quarter_of_many_cores_is_left_to_the_host_and_to_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "processors", lambda: list(range(16)))
+@pytest.mark.parametrize(("count", "num_left"), [(7, 1), (8, 2), (16, 2), (64, 8)])
+def test_some_of_many_cores_are_left_to_the_host_and_to_what_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, count: int, num_left: int
+) -> None:
+    monkeypatch.setattr(machine, "processors", lambda: list(range(count)))
     _, cpu = real_devices(cluster(gpu="gpu", cpu="cpu"))
-    assert (cpu.cores, cpu.left) == (tuple(range(12)), (12, 13, 14, 15))
-    assert (cpu.pinning.cores, cpu.pinning.threads) == (cpu.left, 4)
+    assert (cpu.cores, cpu.left) == (tuple(range(count - num_left)), tuple(range(count - num_left, count)))
+    assert (cpu.pinning.cores, cpu.pinning.threads) == (cpu.left, num_left)
     assert real_devices(cluster(cpu="cpu"))[0].left == ()
 
 

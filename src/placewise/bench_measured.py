@@ -1,6 +1,6 @@
 """Predicted beside measured: what the simulator says of placements with measured op times, and what they take for real."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -51,6 +51,7 @@ class Trial:
     busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
     warm_up: int = 2
     steps: int = 5
+    rounds: int = 1  # how often everything is profiled and run
     virtual: Mapping[str, int] = field(default_factory=dict)
     cuda_graphs: bool = False  # run everything a second time, with stretches as CUDA graphs
     kept: str | None = None  # a folder for the profile, and a plan for each placement
@@ -59,45 +60,51 @@ class Trial:
 def bench_measured(
     model: str, cluster: Cluster, trial: Trial, tell: Callable[[str], None] = lambda line: None
 ) -> list[dict[str, Any]]:
-    """Returns a row for each placement; tells how far it is."""
+    """Returns a row for each placement; tells how far it is.
+
+    Strategies search with the first round's profile. Figures of several rounds are medians of all.
+    """
     plans = {path: Plan.load(path) for path in trial.plans}
     captured = real_step(model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
-    measurements = measure_profile(captured, cluster, trial.virtual, runs_step=True)
-    tell(
-        f"{len(captured.graph.ops):,} ops with {measurements.num_signatures:,} signatures, "
-        f"{measurements.seconds:.1f} s to profile"
-    )
-    profile = measurements.profile
-    problem = Problem.of(*apply_profile(captured, cluster, profile))
+    profile, problem = _profile(captured, cluster, trial, tell)
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
     kept = _Kept.of(trial)
     if kept is not None:
         write_profile(profile, kept.folder / "profile.json")
-    rows, measured = [], dict[bytes, dict[str, Any]]()
+    found, ran = list[tuple[str, bytes]](), dict[bytes, list[_Ran]]()
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if kept is not None:
             _plan(name, schedule).save(kept.file_of(name))
         same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
-        if same not in measured:
-            measured[same] = _row(captured, problem, profile, schedule, trial)
-        rows.append({"placement": name, **measured[same]})
-        figures = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in rows[-1].items()}
-        tell(f"{figures.pop('placement')}: {', '.join(f'{key} {value}' for key, value in figures.items())}")
-    if not rows:
+        if same not in ran:
+            ran[same] = [_Ran.of(captured, profile, schedule, trial)]
+        found.append((name, same))
+        tell(f"{name}: {_told(_row(ran[same], trial))}")
+    if not found:
         raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
-    return rows
+    for number in range(2, trial.rounds + 1):
+        profile, problem = _profile(captured, cluster, trial, tell)
+        for same, before in ran.items():
+            schedule = Simulator(problem).schedule(before[0].alone.placement, before[0].alone.order)
+            before.append(_Ran.of(captured, profile, schedule, trial))
+            names = ", ".join(name for name, its in found if its == same)
+            tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(before[-1:], trial))}")
+    return [{"placement": name, **_row(ran[same], trial)} for name, same in found]
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Returns the median error, and how far the predicted order of the placements is the measured one; None: too few ran."""
+    """Returns the median error, and how far the predicted order of the placements is the measured one.
+
+    None where too few ran, or all are the same.
+    """
     ran = [row for row in rows if row["measured ms"] != "-"]
     both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
     return {
         "median error %": float(np.median([abs(row["error %"]) for row in ran])) if ran else None,
-        "rank correlation": round(rank_correlation(*both), 6) if len(ran) > 1 else None,
+        "rank correlation": round(rank_correlation(*both), 6) if all(len(set(side)) > 1 for side in both) else None,
     }
 
 
@@ -195,42 +202,34 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
         )
 
 
-def _row(captured: CapturedStep, problem: Problem, profile: Profile, alone: Schedule, trial: Trial) -> dict[str, Any]:
-    together = schedule_together(problem, profile, alone.placement, alone.order)
-    predicted = together.step_seconds * 1e3
-    row: dict[str, Any] = {
-        "alone ms": alone.step_seconds * 1e3,
-        "together ms": predicted,
-        "measured ms": "-",
-        "spread %": "-",
-        "error %": "-",
-    }
-    row |= {"peak MiB": alone.peak_bytes.max() / 2**20, "measured MiB": "-"}
-    row |= {"GPUs MiB": "-", "allocator's MiB": "-"}
-    if found := _run(captured, alone, trial):
-        measured = _median_ms(found)
-        row |= {"measured ms": measured, "spread %": float(np.ptp(found.step_seconds)) * 1e5 / measured}
-        row |= {"error %": (predicted / measured - 1) * 100, "measured MiB": found.schedule.peak_bytes.max() / 2**20}
-        if found.allocated_bytes:
-            allocated = sum(found.allocated_bytes.values())
-            row |= {"GPUs MiB": _gpu_bytes(alone) / 2**20, "allocator's MiB": allocated / 2**20}
-    if trial.cuda_graphs:
-        graphed = _run(captured, alone, trial, cuda_graphs=True)
-        row |= {"with graphs ms": _median_ms(graphed) if graphed else "-"}
-    return row
+def _profile(captured: CapturedStep, cluster: Cluster, trial: Trial, tell: Callable[[str], None]) -> tuple[Profile, Problem]:
+    """Returns a new profile, and the problem with its times."""
+    found = measure_profile(captured, cluster, trial.virtual, runs_step=True)
+    tell(f"{len(captured.graph.ops):,} ops with {found.num_signatures:,} signatures, {found.seconds:.1f} s to profile")
+    return found.profile, Problem.of(*apply_profile(captured, cluster, found.profile))
 
 
-def _median_ms(found: Measurement) -> float:
-    return float(np.median(found.step_seconds)) * 1e3
+# --- what is run ---
 
 
-def _gpu_bytes(schedule: Schedule) -> int:
-    """Returns the most bytes that all GPUs have in use together."""
-    is_gpu = [device.kind == "gpu" for device in schedule.problem.cluster.devices]
-    return int(schedule.memory[:, is_gpu].sum(axis=1).max(initial=0))
+@dataclass(frozen=True, eq=False)
+class _Ran:
+    """What the simulator says of a placement, and what it took; None where it ran out of memory."""
+
+    alone: Schedule
+    together_seconds: float
+    plain: Measurement | None
+    graphed: Measurement | None  # with CUDA graphs, where they are asked for
+
+    @classmethod
+    def of(cls, captured: CapturedStep, profile: Profile, alone: Schedule, trial: Trial) -> "_Ran":
+        """Runs a placement."""
+        together = schedule_together(alone.problem, profile, alone.placement, alone.order).step_seconds
+        plain = _measure(captured, alone, trial)
+        return cls(alone, together, plain, _measure(captured, alone, trial, True) if trial.cuda_graphs else None)
 
 
-def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement | None:
+def _measure(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement | None:
     """Returns some measured steps of a placement; None where they run out of memory."""
     devices = real_devices(alone.problem.cluster, trial.virtual)
     if any(device.is_gpu for device in devices):
@@ -247,3 +246,34 @@ def _run(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: boo
         if not is_out_of_memory(trouble):
             raise
         return None
+
+
+def _row(rounds: Sequence[_Ran], trial: Trial) -> dict[str, Any]:
+    """Returns the figures of a placement: of the steps of all rounds, and the predictions' medians."""
+    alone, together = np.median([(ran.alone.step_seconds, ran.together_seconds) for ran in rounds], axis=0).tolist()
+    columns = ("measured ms", "spread %", "error %", "peak MiB", "measured MiB", "GPUs MiB", "allocator's MiB")
+    row: dict[str, Any] = {"alone ms": alone * 1e3, "together ms": together * 1e3} | dict.fromkeys(columns, "-")
+    row["peak MiB"] = rounds[0].alone.peak_bytes.max() / 2**20
+    if found := [ran.plain for ran in rounds if ran.plain is not None]:
+        seconds = np.concatenate([measurement.step_seconds for measurement in found])
+        middle = float(np.median(seconds))
+        row |= {"measured ms": middle * 1e3, "spread %": float(np.ptp(seconds)) / middle * 100}
+        row |= {"error %": (together / middle - 1) * 100, "measured MiB": found[0].schedule.peak_bytes.max() / 2**20}
+        if found[0].allocated_bytes:
+            allocated = max(sum(measurement.allocated_bytes.values()) for measurement in found)
+            row |= {"GPUs MiB": _gpu_bytes(rounds[0].alone) / 2**20, "allocator's MiB": allocated / 2**20}
+    if trial.cuda_graphs:
+        graphed = [ran.graphed.step_seconds for ran in rounds if ran.graphed is not None]
+        row["with graphs ms"] = float(np.median(np.concatenate(graphed))) * 1e3 if graphed else "-"
+    return row
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line."""
+    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+
+
+def _gpu_bytes(schedule: Schedule) -> int:
+    """Returns the most bytes that all GPUs have in use together."""
+    is_gpu = [device.kind == "gpu" for device in schedule.problem.cluster.devices]
+    return int(schedule.memory[:, is_gpu].sum(axis=1).max(initial=0))

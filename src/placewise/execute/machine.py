@@ -9,7 +9,7 @@ from placewise.core.errors import ExecutionError
 from placewise.core.queues import want_queues
 from placewise.execute.heap import keep_freed_memory
 
-MANY_CORES = 8  # from so many on a quarter is left, beside GPUs, to the thread that launches and those that pin; else one
+MANY_CORES = 8  # of so many and more, two or an eighth are left beside GPUs: to launching and to pinning; of fewer one
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> 
 
     Devices of kind "gpu" are cuda:0, cuda:1, ... in that order; with `virtual` = {"cuda:0": 4} the first four are the
     four slices of cuda:0. Devices of kind "cpu" share this process's cores in equal parts, at least one each. Beside GPUs
-    one core is left to the host, which launches for them; of eight and more a quarter, for tensors are pinned there too.
+    one core is left to the host, which launches for them; of eight and more two, or an eighth: tensors are pinned there too.
     """
     gpus = [device for device in cluster.devices if device.kind == "gpu"]
     cpus = [device for device in cluster.devices if device.kind == "cpu"]
@@ -86,7 +86,7 @@ def _place_cpus(cpus: list[Device], beside_gpus: bool) -> dict[str, RealDevice]:
     cores = processors()
     num_left = 0
     if beside_gpus and len(cores) > len(cpus):  # ops on all cores would wait for one that is busy with other work
-        num_left = min(len(cores) // 4 if len(cores) >= MANY_CORES else 1, len(cores) - len(cpus))
+        num_left = min(max(2, len(cores) // 8) if len(cores) >= MANY_CORES else 1, len(cores) - len(cpus))
     cores, left = cores[: len(cores) - num_left], cores[len(cores) - num_left :]
     share = max(len(cores) // max(len(cpus), 1), 1)
     found = {}
