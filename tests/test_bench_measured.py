@@ -69,6 +69,32 @@ def test_rounds_are_profiled_and_run_again(
     assert "round 3 of 3, cpu-only, heft: " in printed.err
 
 
+@pytest.mark.parametrize(("stopped_in", "code"), [(1, 130), (2, 0)])
+def test_a_stopped_benchmark_prints_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stopped_in: int, code: int
+) -> None:
+    rounds = iter([1, 2])
+
+    def profile(*args: Any, **settings: Any) -> Measurements:
+        if next(rounds) == stopped_in:
+            raise KeyboardInterrupt
+        return measure_profile(*args, **settings)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bench_measured, "measure_profile", profile)
+    assert main(["detect", "--cpus", "1", "-o", "one.toml"]) == 0
+    capsys.readouterr()
+    model = "rnnlm:layers=1,hidden=8,steps=2,batch=4,vocab=20"
+    command = ["bench", "measured", model, "one.toml", "--strategies", "cpu-only", "--rounds", "2", "--json"]
+    assert main(command) == code
+    printed = capsys.readouterr()
+    assert "placewise: stopped" in printed.err
+    if stopped_in == 2:
+        found = json.loads(printed.out)
+        assert [row["placement"] for row in found["measured"]] == ["cpu-only"]
+        assert not found["is_complete"]
+
+
 def test_what_is_not_installed_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

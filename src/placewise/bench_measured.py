@@ -59,40 +59,55 @@ class Trial:
 
 def bench_measured(
     model: str, cluster: Cluster, trial: Trial, tell: Callable[[str], None] = lambda line: None
-) -> list[dict[str, Any]]:
-    """Returns a row for each placement; tells how far it is.
+) -> tuple[list[dict[str, Any]], bool]:
+    """Returns a row for each placement, and whether that is all, or what there is when Ctrl-C is pressed.
 
-    Strategies search with the first round's profile. Figures of several rounds are medians of all.
+    Strategies search with the first round's profile. Figures of several rounds are medians of all. Tells how far it is.
     """
     plans = {path: Plan.load(path) for path in trial.plans}
     captured = real_step(model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
+    found, ran, is_complete = list[tuple[str, bytes]](), dict[bytes, list[_Ran]](), False
+    try:
+        for name, same, first in _first_round(captured, cluster, trial, plans, tell):
+            ran.setdefault(same, [first])
+            found.append((name, same))
+            tell(f"{name}: {_told(_row([first], trial))}")
+        for number in range(2, trial.rounds + 1):
+            profile, problem = _profile(captured, cluster, trial, tell)
+            for same, before in ran.items():
+                schedule = Simulator(problem).schedule(before[0].alone.placement, before[0].alone.order)
+                before.append(_Ran.of(captured, profile, schedule, trial))
+                names = ", ".join(name for name, its in found if its == same)
+                tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(before[-1:], trial))}")
+        is_complete = True
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    if not found:
+        raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
+    return [{"placement": name, **_row(ran[same], trial)} for name, same in found], is_complete
+
+
+def _first_round(
+    captured: CapturedStep, cluster: Cluster, trial: Trial, plans: Mapping[str, Plan], tell: Callable[[str], None]
+) -> Iterator[tuple[str, bytes, "_Ran"]]:
+    """Profiles, and runs what strategies find with that: yields a name, the placement's key and what came of it."""
     profile, problem = _profile(captured, cluster, trial, tell)
     searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
     kept = _Kept.of(trial)
     if kept is not None:
         write_profile(profile, kept.folder / "profile.json")
-    found, ran = list[tuple[str, bytes]](), dict[bytes, list[_Ran]]()
+    ran: dict[bytes, _Ran] = {}
     for name, placement, order in _found(captured, searched, trial, plans, tell):
         schedule = Simulator(problem).schedule(placement, order)
         if kept is not None:
             _plan(name, schedule).save(kept.file_of(name))
         same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
         if same not in ran:
-            ran[same] = [_Ran.of(captured, profile, schedule, trial)]
-        found.append((name, same))
-        tell(f"{name}: {_told(_row(ran[same], trial))}")
-    if not found:
-        raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
-    for number in range(2, trial.rounds + 1):
-        profile, problem = _profile(captured, cluster, trial, tell)
-        for same, before in ran.items():
-            schedule = Simulator(problem).schedule(before[0].alone.placement, before[0].alone.order)
-            before.append(_Ran.of(captured, profile, schedule, trial))
-            names = ", ".join(name for name, its in found if its == same)
-            tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(before[-1:], trial))}")
-    return [{"placement": name, **_row(ran[same], trial)} for name, same in found]
+            ran[same] = _Ran.of(captured, profile, schedule, trial)
+        yield name, same, ran[same]
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -144,13 +144,15 @@ def _bench_measured(options: argparse.Namespace) -> None:
     if trial.cuda_graphs and all(device.kind != "gpu" for device in machine.devices):
         raise InputError(f"--cuda-graphs: cluster {machine.name!r} has no GPU")
     check_folder(options.keep)
-    rows = bench_measured(options.model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
+    rows, is_complete = bench_measured(options.model, machine, trial, lambda line: print(line, file=sys.stderr, flush=True))
     whole = summary(rows)
     if options.json:
-        print_json({options.what: rows, **whole})
-        return
-    _print_rows(rows, options)
-    print("", *(f"{name}: {'-' if value is None else f'{value:.3g}'}" for name, value in whole.items()), sep="\n")
+        print_json({options.what: rows, **whole, "is_complete": is_complete})
+    else:
+        _print_rows(rows, options)
+        print("", *(f"{name}: {'-' if value is None else f'{value:.3g}'}" for name, value in whole.items()), sep="\n")
+    if not is_complete:
+        print("placewise: stopped: this is what there is", file=sys.stderr)
 
 
 # --- rows ---
