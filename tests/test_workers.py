@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
 from placewise.execute.clocks import own_thread
-from placewise.execute.gates import Alarm
+from placewise.execute.gates import Alarm, Gate
 from placewise.execute.machine import RealDevice
 from placewise.execute.workers import Team, job_of
 
@@ -93,3 +95,47 @@ def test_freed_memory_is_used_again() -> None:
         done = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
         faults.append(int(done.stdout))
     assert faults[0] < 10 < faults[1]
+
+
+def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
+    """Runs two lanes and the host's with Ctrl-C before some bytecode of `Team.run`; whether there are so many."""
+    gate, left = Gate(team.alarm), iter(range(moment))
+
+    def lane() -> None:
+        ran.append("begun")
+        gate.wait()
+        ran.append("ended")
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not Team.run.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left, None) is None:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        team.run({0: lane}, gate.open)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_nobody_goes_on_behind_a_step_that_was_interrupted() -> None:
+    """Whatever the moment; and the next step runs."""
+    team, moment = Team({0: RealDevice("a", "cpu", 1)}, Alarm()), 0
+    ran: list[str] = []
+    while run_interrupted(team, moment, ran):
+        before = list(ran)
+        team.run({0: lambda: ran.append("next")}, lambda: None)
+        assert ran == [*before, "next"], f"at bytecode {moment}"
+        assert len(team.alarm.failures) == 0
+        ran.clear()
+        moment += 1
+    assert ran == ["begun", "ended"]
+    assert moment > 20
+    team.close()

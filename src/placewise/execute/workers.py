@@ -3,8 +3,9 @@
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from placewise.execute.gates import Alarm, Stopped
 from placewise.execute.machine import RealDevice
 
 Job = Callable[[], None]
+_acquire, _release = methodcaller("acquire"), methodcaller("release")
 
 
 class Worker:
@@ -84,30 +86,36 @@ class Team:
                 self.workers[lane] = Worker(place, alarm)
 
     def run(self, jobs: dict[int, Job], host: Job | None = None) -> None:
-        """Runs a job for each lane, and one on this thread; raises the first failure when all have ended."""
-        for lane, job in jobs.items():
-            worker = self.workers[lane]
-            worker.job = job
-            worker.start.release()
-        if host is not None:
-            try:
+        """Runs a job for each lane, and one on this thread; raises the first failure when all have ended.
+
+        Ctrl-C can come between any two bytecodes. Who has begun and who has ended is counted by the same call that starts
+        them, or waits for them, so that nobody is left running, or waited for in vain.
+        """
+        workers = [self.workers[lane] for lane in jobs]
+        begun: list[None] = []
+        ended: list[bool] = []
+        try:
+            for worker, job in zip(workers, jobs.values(), strict=True):
+                worker.job = job
+            begun.extend(map(_release, [worker.start for worker in workers]))
+            if host is not None:
                 host()
-            except Stopped:
-                pass
-            except BaseException as failure:
+            ended.extend(map(_acquire, [worker.done for worker in workers]))
+        except BaseException as failure:
+            if not isinstance(failure, Stopped):
                 self.alarm.ring(failure)
-        for lane in jobs:
-            self._wait(self.workers[lane])
+            for worker in workers[len(begun) :]:
+                worker.job = None
+            self._wait([worker.done for worker in workers[: len(begun)]], ended)
         if self.alarm.failures:
             first = self.alarm.failures[0]
             self.alarm.reset()
             raise first
 
-    def _wait(self, worker: Worker) -> None:
-        while True:
+    def _wait(self, locks: Sequence[threading.Lock], ended: list[bool]) -> None:
+        while len(ended) < len(locks):
             try:
-                worker.done.acquire()
-                return
+                ended.extend(map(_acquire, locks[len(ended) :]))
             except KeyboardInterrupt as interrupt:  # the others end at their next gate, then this one goes on
                 self.alarm.ring(interrupt)
 
