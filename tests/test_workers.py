@@ -98,7 +98,7 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
-    """Runs two lanes and the host's with Ctrl-C before some bytecode of `Team.run`; whether there are so many."""
+    """Runs a lane and the host's with Ctrl-C before some bytecode of `Team.run`; whether there are so many."""
     gate, left = Gate(team.alarm), iter(range(moment))
 
     def lane() -> None:

@@ -68,19 +68,28 @@ def bench_measured(
     captured = real_step(model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
-    found, ran, is_complete = list[tuple[str, bytes]](), dict[bytes, list[_Ran]](), False
+    found: list[tuple[str, bytes]] = []  # a name, and the placement and the order as a key
+    ran: dict[bytes, list[_Ran]] = {}  # several strategies may find one and the same
+    is_complete = False
     try:
-        for name, same, first in _first_round(captured, cluster, trial, plans, tell):
-            ran.setdefault(same, [first])
+        profile, problem = _profile(captured, cluster, trial, tell)
+        searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
+        kept = _Kept.of(trial, profile)
+        for name, placement, order in _found(captured, searched, trial, plans, tell):
+            schedule, same = Simulator(problem).schedule(placement, order), placement.tobytes() + order.tobytes()
+            if kept is not None:
+                kept.add(name, schedule)
+            if same not in ran:
+                ran[same] = [_Ran.of(captured, profile, schedule, trial)]
             found.append((name, same))
-            tell(f"{name}: {_told(_row([first], trial))}")
+            tell(f"{name}: {_told(_row(ran[same], trial))}")
         for number in range(2, trial.rounds + 1):
             profile, problem = _profile(captured, cluster, trial, tell)
-            for same, before in ran.items():
-                schedule = Simulator(problem).schedule(before[0].alone.placement, before[0].alone.order)
-                before.append(_Ran.of(captured, profile, schedule, trial))
+            for same, rounds in ran.items():
+                schedule = Simulator(problem).schedule(rounds[0].alone.placement, rounds[0].alone.order)
+                rounds.append(_Ran.of(captured, profile, schedule, trial))
                 names = ", ".join(name for name, its in found if its == same)
-                tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(before[-1:], trial))}")
+                tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(rounds[-1:], trial))}")
         is_complete = True
     except KeyboardInterrupt:
         if not found:
@@ -88,26 +97,6 @@ def bench_measured(
     if not found:
         raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
     return [{"placement": name, **_row(ran[same], trial)} for name, same in found], is_complete
-
-
-def _first_round(
-    captured: CapturedStep, cluster: Cluster, trial: Trial, plans: Mapping[str, Plan], tell: Callable[[str], None]
-) -> Iterator[tuple[str, bytes, "_Ran"]]:
-    """Profiles, and runs what strategies find with that: yields a name, the placement's key and what came of it."""
-    profile, problem = _profile(captured, cluster, trial, tell)
-    searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
-    kept = _Kept.of(trial)
-    if kept is not None:
-        write_profile(profile, kept.folder / "profile.json")
-    ran: dict[bytes, _Ran] = {}
-    for name, placement, order in _found(captured, searched, trial, plans, tell):
-        schedule = Simulator(problem).schedule(placement, order)
-        if kept is not None:
-            _plan(name, schedule).save(kept.file_of(name))
-        same = placement.tobytes() + order.tobytes()  # several strategies may find one and the same
-        if same not in ran:
-            ran[same] = _Ran.of(captured, profile, schedule, trial)
-        yield name, same, ran[same]
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -170,26 +159,26 @@ class _Kept:
     taken: set[str]
 
     @classmethod
-    def of(cls, trial: Trial) -> "_Kept | None":
-        """Returns the trial's folder, made where there is none; plans that were given may lie in it."""
+    def of(cls, trial: Trial, profile: Profile) -> "_Kept | None":
+        """Returns the trial's folder, made where there is none, with the profile; plans that were given may lie in it."""
         if trial.kept is None:
             return None
         folder = Path(trial.kept).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        write_profile(profile, folder / "profile.json")
         given = (Path(path).resolve() for path in trial.plans)
         return cls(folder, {"profile.json", *(path.name for path in given if path.parent == folder)})
 
-    def file_of(self, name: str) -> Path:
-        """Returns the file of a placement's plan, which is no other's."""
+    def add(self, name: str, schedule: Schedule) -> None:
+        """Writes a placement as a plan, into a file that is no other's."""
         stem = Path(name).stem.replace(", ", "-").replace(" ", "-")
         every = (f"{stem}.json" if i == 1 else f"{stem}-{i}.json" for i in count(1))
         file = next(file for file in every if file not in self.taken)
         self.taken.add(file)
-        return self.folder / file
+        _plan(name, schedule).save(self.folder / file)
 
 
 def _plan(name: str, schedule: Schedule) -> Plan:
-    """Returns a placement as a plan."""
     problem, order = schedule.problem, tuple(schedule.order.tolist())
     placement = problem.expand(schedule.placement)
     digest = digest_of_graph(problem.graph)

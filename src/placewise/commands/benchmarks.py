@@ -117,9 +117,7 @@ def _add_measured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measurements", metavar="N", type=count_argument, help="that Post has behind its search in the simulator (60)"
     )
-    parser.add_argument(
-        "--rounds", metavar="N", type=positive_argument, default=1, help="profile and run what was found so many times (1)"
-    )
+    parser.add_argument("--rounds", metavar="N", type=positive_argument, help="profile and run what was found so often (1)")
     parser.add_argument("--cuda-graphs", action="store_true", help="run everything a second time, with CUDA graphs")
     parser.add_argument("--keep", metavar="DIR", help="write the profile, and a plan for each placement, into this folder")
 
@@ -136,7 +134,7 @@ def _bench_measured(options: argparse.Namespace) -> None:
         options.budget or usual.evaluations,
         options.seconds or usual.seconds,
         usual.measurements if options.measurements is None else options.measurements,
-        rounds=options.rounds,
+        rounds=options.rounds or usual.rounds,
         virtual=dict(options.virtual),
         cuda_graphs=options.cuda_graphs,
         kept=options.keep,
