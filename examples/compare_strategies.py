@@ -5,7 +5,7 @@ once leaves the rest of its budget. The command line does the same: `placewise c
 """
 
 import placewise as pw
-from placewise.capture.models import load_graph
+from placewise.models import load_graph
 
 STRATEGIES = ("gpu-only", "expert", "m-etf", "hill-climb", "genetic", "post")
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import placewise as pw
-from placewise.capture.models import load_graph
 from placewise.core.contracts import Proposal, Search
-from placewise.search import Budget, search
+from placewise.models import load_graph
+from placewise.search.budget import Budget
+from placewise.search.driver import search
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from simulated import random_step
 
-from placewise.bounds import bound
+from placewise.bounds.best_bound import bound
 from placewise.core.problem import Problem
-from placewise.search import Budget, search
+from placewise.search.budget import Budget
+from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
 

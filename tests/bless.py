@@ -14,9 +14,10 @@ import numpy as np
 
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluator
-from placewise.core.graph_file import read_graph
 from placewise.core.problem import Problem
-from placewise.search import Budget, search
+from placewise.formats.graph_file import read_graph
+from placewise.search.budget import Budget
+from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, make
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from placewise.cli import main
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
-from placewise.core.cluster_file import parse_cluster
 from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
-from placewise.core.graph_file import parse_graph
+from placewise.formats.cluster_file import parse_cluster
+from placewise.formats.graph_file import parse_graph
 
 settings.register_profile("placewise", deadline=None, derandomize=True)  # a busy machine, or another day, is no failure
 settings.load_profile("placewise")

@@ -9,7 +9,8 @@ from simulated import random_step
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Strategy
 from placewise.core.problem import Problem
-from placewise.search import Budget, search
+from placewise.search.budget import Budget
+from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from graph_capture.test_capture_equals_eager import bitwise, eager_step, snapshot
 from simulated import random_order, random_placements
-from test_capture_equal import bitwise, eager_step, snapshot
 from torch import Tensor, nn
 
-from placewise.capture.step import TrainingStep
-from placewise.capture.training import CapturedStep, capture_step
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.problem import Problem
-from placewise.execute.compiling import compile_placement
-from placewise.execute.lowering import lower, tensor_devices
-from placewise.execute.machine import RealDevice, real_devices
-from placewise.execute.placed import Placed
-from placewise.execute.train_step import TrainStep
-from placewise.execute.values import Values
+from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.run.devices import RealDevice, real_devices
+from placewise.run.lower.lowering import lower, tensor_devices
+from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.lower.slots import Slots
+from placewise.run.step.compiling import compile_placement
+from placewise.run.step.train_step import TrainStep
 
 Optimizer = torch.optim.Optimizer
 GPU = "cpu:0"  # what stands in for a GPU: PyTorch takes it as the CPU, and we do not
@@ -39,13 +39,13 @@ def one_thread_each(cluster: Cluster) -> tuple[RealDevice, ...]:
     return tuple(replace(device, threads=1) for device in real_devices(cluster))
 
 
-def placed_at_random(step: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> Placed:
+def placed_at_random(step: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> PlacedStep:
     """Returns the step in a random placement and order, on devices that are stand-ins for GPUs where it says so."""
     cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
     problem = Problem.of(step.graph, cluster)
     placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
-    return Placed(
-        Values.of(step), lower(problem, placement, order), tensor_devices(problem, placement), stand_ins(cluster, kinds)
+    return PlacedStep(
+        Slots.of(step), lower(problem, placement, order), tensor_devices(problem, placement), stand_ins(cluster, kinds)
     )
 
 

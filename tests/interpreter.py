@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.capture.program import HERE, Program, Resident, Slot
+from placewise.graph_capture.program import HERE, Program, Resident, Slot
 
 
 def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, parts: list[Any]) -> list[Tensor]:

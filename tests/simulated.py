@@ -9,9 +9,9 @@ from builders import graph_data, op, tensor
 from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
-from placewise.core.cluster_file import parse_cluster
-from placewise.core.graph_file import parse_graph
 from placewise.core.problem import Problem
+from placewise.formats.cluster_file import parse_cluster
+from placewise.formats.graph_file import parse_graph
 from placewise.simulate import reference
 
 GROUPINGS = ("colocated", "colocated", "single-consumer", "module", "coarse:3", "coarse:6")

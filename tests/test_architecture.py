@@ -13,41 +13,47 @@ MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*
 
 LAYERS = (  # each may import itself, its neighbours in the line and all lines above
     ("core",),
-    ("capture",),
+    ("formats",),
+    ("machines",),
+    ("graph_capture",),
+    ("zoo",),
+    ("models",),
     ("simulate",),
     ("bounds",),
     ("strategies",),
+    ("run",),
+    ("measure",),
     ("evaluate",),
-    ("store", "search"),
-    ("execute",),
+    ("search",),
     ("report",),
-    ("request", "placing"),
-    ("reproduce",),
-    (
-        *("bench", "bench_curve", "bench_learning", "bench_measured", "bench_page", "bench_rows"),
-        *("bench_scale_out", "bench_suite"),
-    ),
-    ("commands",),
+    ("experiments",),
     ("cli",),
     ("__init__", "__main__"),
 )
+DOORS = {  # methods of the nouns that lead a user upstairs, imported when they are called: Cluster.load, Plan.compile ...
+    "core/cluster.py": ("formats", "machines"),
+    "core/plan.py": ("formats", "run"),
+}
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 PACKAGES = {  # others' packages, and where they may be named: the beginnings of paths
     "numpy": ("",),
-    "shtab": ("cli.py",),
-    "torch": ("capture/", "core/detect.py", "strategies/learned/", "execute/", "commands/curves.py"),
-    "transformers": ("capture/zoo/",),
-    "numba": ("simulate/", "strategies/list_compile.py"),
-    "scipy": ("bounds/", "strategies/", "reproduce/calibration.py"),
+    "shtab": ("cli/",),
+    "torch": (
+        "graph_capture/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",
+        "evaluate/measured", "experiments/bench/", "cli/tensorboard_curves.py",
+    ),
+    "transformers": ("graph_capture/", "zoo/"),
+    "numba": ("simulate/",),
+    "scipy": ("bounds/", "strategies/", "experiments/papers/calibration.py"),
     "ortools": ("bounds/", "strategies/"),
     "gymnasium": ("strategies/learned/environment.py",),
-    "tensorboard": ("commands/",),
+    "tensorboard": ("cli/tensorboard_curves.py",),
     "ray": ("evaluate/",),
     "pymetis": ("strategies/partition.py",),
     "pyscotch": ("strategies/partition.py",),
-    "playwright": ("bench_page.py",),
-}
+    "playwright": ("experiments/bench/page_speed.py",),
+}  # fmt: skip
 
 
 def imports(module: str) -> list[tuple[str, bool]]:
@@ -72,14 +78,14 @@ def imports(module: str) -> list[tuple[str, bool]]:
 
 
 def unit(path: str) -> str:
-    """Returns the package or module of the layers that a file belongs to: core for core/graph.py, cli for cli.py."""
+    """Returns the package or module of the layers that a file belongs to: core for core/graph.py, models for models.py."""
     return path.partition("/")[0].removesuffix(".py")
 
 
 def test_the_modules_are_found() -> None:
-    assert {"core/graph.py", "capture/models.py", "cli.py", "__init__.py"} <= set(MODULES)
+    assert {"core/graph.py", "models.py", "cli/__init__.py", "__init__.py"} <= set(MODULES)
     assert ("placewise.core.errors.GraphError", True) in imports("core/graph.py")
-    assert ("torch", False) in imports("core/detect.py")
+    assert ("torch", False) in imports("machines/detect.py")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -88,7 +94,8 @@ def test_imports_point_downward(module: str) -> None:
         package, _, rest = name.partition(".")
         if package == "placewise" and rest != "__version__":
             imported = rest.partition(".")[0]
-            assert RANK[imported] <= RANK[unit(module)], f"{module} imports {name}"
+            if imported not in DOORS.get(module, ()):
+                assert RANK[imported] <= RANK[unit(module)], f"{module} imports {name}"
 
 
 @pytest.mark.parametrize("module", MODULES)

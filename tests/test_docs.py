@@ -12,7 +12,7 @@ import pytest
 
 import placewise as pw
 from placewise.cli import COMMANDS, main
-from placewise.commands.benchmarks import BENCHMARKS
+from placewise.cli.benchmarks import BENCHMARKS
 from placewise.strategies import FAMILIES, STRATEGIES
 
 ROOT = Path(__file__).parents[1]

@@ -37,8 +37,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_preset_and_model_of_the_docs_exists() -> None:
-    from placewise.capture import zoo
-    from placewise.core.presets import preset_names
+    from placewise import zoo
+    from placewise.machines.presets import preset_names
 
     machines = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in machines or name.endswith(("xK40", "xK80")) for name in preset_names())

@@ -4,17 +4,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from placewise.capture import capture as capture
-    from placewise.capture import capture_inference as capture_inference
     from placewise.core.cluster import Cluster as Cluster
     from placewise.core.errors import PlacewiseError as PlacewiseError
     from placewise.core.graph import Graph as Graph
     from placewise.core.plan import Plan as Plan
     from placewise.core.problem import Problem as Problem
-    from placewise.placing import place as place
+    from placewise.graph_capture.capture import capture as capture
+    from placewise.graph_capture.capture import capture_inference as capture_inference
+    from placewise.search.planner import place as place
     from placewise.simulate.simulator import Simulator as Simulator
 
 __version__ = "0.1.0"
+
 __all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference", "place"]
 
 _HOMES = {  # loaded when first used, so that importing placewise loads nothing heavy
@@ -24,14 +25,13 @@ _HOMES = {  # loaded when first used, so that importing placewise loads nothing 
     "Plan": "placewise.core.plan",
     "Problem": "placewise.core.problem",
     "Simulator": "placewise.simulate.simulator",
-    "capture_inference": "placewise.capture",
-    "place": "placewise.placing",
+    "capture": "placewise.graph_capture.capture",
+    "capture_inference": "placewise.graph_capture.capture",
+    "place": "placewise.search.planner",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "capture":
-        return importlib.import_module("placewise.capture")  # the package can be called
     if name not in _HOMES:
         raise AttributeError(f"module 'placewise' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -6,8 +6,3 @@ work        what the devices must share: time, and memory
 window      the same, for ops that can neither begin early nor end late
 segments    a chain of ops cuts the step; what lies between two of them is on one device, or pays for copies
 """
-
-from placewise.bounds.bound import Bound, bound
-from placewise.bounds.check import check
-
-__all__ = ["Bound", "bound", "check"]

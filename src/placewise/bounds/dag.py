@@ -12,7 +12,7 @@ import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.problem import Problem
-from placewise.simulate.tables import tensor_groups, unique_reads
+from placewise.simulate.flat_problem import tensor_groups, unique_reads
 
 
 class _Layer(NamedTuple):

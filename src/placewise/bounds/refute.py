@@ -19,7 +19,9 @@ from placewise.bounds.dag import Dag, restrict
 from placewise.core.arrays import Bools, Floats, Ints
 
 Proof = dict[str, Any]  # {}, {"ops", "devices"} or {"op", "on": [[device, proof], ...]}
+
 ROUNDS = 8  # in which devices are ruled out
+
 THRESHOLDS = 10  # of tails
 
 

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+
 Floats = NDArray[np.float64]
+
 Bools = NDArray[np.bool_]
 
 MAX_NUMBER = 1e300  # of a file or a graph: sums of many such numbers are still finite

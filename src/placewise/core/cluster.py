@@ -52,8 +52,8 @@ class Cluster:
     @classmethod
     def load(cls, name: str) -> "Cluster":
         """Returns a preset by its name, or the cluster of a file."""
-        from placewise.core.cluster_file import read_cluster
-        from placewise.core.presets import PRESETS, preset
+        from placewise.formats.cluster_file import read_cluster
+        from placewise.machines.presets import PRESETS, preset
 
         if name in PRESETS:
             return preset(name)
@@ -64,7 +64,7 @@ class Cluster:
     @classmethod
     def detect(cls) -> "Cluster":
         """Returns the machine that this runs on."""
-        from placewise.core.detect import detect
+        from placewise.machines.detect import detect
 
         return detect()
 

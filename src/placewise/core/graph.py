@@ -1,22 +1,35 @@
-"""The graph of a training step: ops in program order, and the tensors between them, as columns."""
+"""What people call a tensor's shape: the type of its elements, and how many there are in each dimension."""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError, InputError
-from placewise.core.shape import Shape
+
+
+class Shape(NamedTuple):
+    """The window on a tensor's memory that was made first; it is shown, and changes no step."""
+
+    dtype: str  # as torch names it: float32
+    sizes: tuple[int, ...]  # empty for a single number
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.sizes)}"
+
 
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
+
 PHASES = ("forward", "backward", "update")
+
 TENSOR_COLUMNS = ("nbytes", "kinds", "home", "alias_of", "shape")
+
 MAX_BYTES = 2**62  # sums of a few such sizes still fit 64 bits
 
 
@@ -286,5 +299,5 @@ def graph_of(step: Any) -> Graph:
     """Returns the graph of a captured step; one of its own is itself."""
     graph = getattr(step, "graph", step)
     if not isinstance(graph, Graph):
-        raise InputError(f"step must be what placewise.capture returns, or a Graph, it is a {type(step).__name__}")
+        raise InputError(f"step must be what placewise.graph_capture returns, or a Graph, it is a {type(step).__name__}")
     return graph

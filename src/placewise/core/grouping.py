@@ -22,8 +22,11 @@ from placewise.core.graph import PHASES, Graph
 from placewise.core.sets import merge_sets, numbered, sums
 
 COLOCATED = "colocated"
+
 GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N")
+
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
+
 _SUFFIX = re.compile(r"(\.(backward|update))?(_\d+)?$")
 
 

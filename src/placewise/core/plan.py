@@ -1,9 +1,7 @@
 """A plan: where each group runs, in which order the ops are launched, and what was found on the way to it."""
 
-import importlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,9 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.errors import InputError, PlanError
-from placewise.core.files import Table, describe, parse_json, read_bytes, write_bytes
 from placewise.core.graph import Graph, graph_of
 from placewise.core.problem import Problem
-from placewise.core.text import at_most, counted
-
-FORMAT, VERSION = "placewise-plan", 1
+from placewise.core.quantities import at_most, counted
 
 
 @dataclass(frozen=True)
@@ -39,13 +34,11 @@ class Plan:
     history: tuple[tuple[int, float], ...] = ()  # (evaluations spent, best step seconds)
     predicted_seconds: float | None = None  # where step_seconds was measured: what the simulator says; else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the plan as its file says it."""
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
-
     def save(self, path: str | Path) -> None:
         """Writes the plan's file."""
-        write_bytes(path, (json.dumps(self.to_json(), allow_nan=False) + "\n").encode())
+        from placewise.formats.plan_file import write_plan
+
+        write_plan(self, path)
 
     def __str__(self) -> str:
         """Returns the plan in a few lines: step time, strategy, groups and peak memory by device."""
@@ -63,7 +56,9 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
         """Returns the plan of a file; a PlanError names the file, the field and the rule that does not hold."""
-        return _parse(parse_json(path, read_bytes(path, PlanError), PlanError), str(path))
+        from placewise.formats.plan_file import read_plan
+
+        return read_plan(path)
 
     def compile(
         self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False
@@ -72,22 +67,24 @@ class Plan:
 
         Without a cluster it is the preset that the plan names, or this machine. `virtual` cuts GPUs into devices:
         {"cuda:0": 4}. `cuda_graphs` launches stretches of a GPU by one call each, for some more memory (docs/execute.md).
-        `execute/train_step.py` says what the returned TrainStep does.
+        `run/step/train_step.py` says what the returned TrainStep does.
         """
-        compiling = importlib.import_module("placewise.execute.compiling")
-        return compiling.compile_plan(self, step, cluster, virtual, cuda_graphs)
+        from placewise.run.step.compiling import compile_plan
+
+        return compile_plan(self, step, cluster, virtual, cuda_graphs)
 
     def device_map(self, step: Any) -> dict[str, Any]:
         """Returns the plan of a captured step, or of a graph, for Hugging Face Accelerate: a device for each module.
 
         An ExecutionError names the modules that the plan splits.
         """
+        from placewise.run.step.device_map import device_map
+
         graph = graph_of(step)
         self._check_graph(graph, "plan")
         if len(self.placement) != graph.num_groups:
             raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")
-        found: dict[str, Any] = importlib.import_module("placewise.execute.device_map").device_map(graph, self.placement)
-        return found
+        return device_map(graph, self.placement)
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
@@ -113,46 +110,3 @@ def digest_of_graph(graph: Graph) -> str:
     One step has several names: that of its class in Python, that of its function on the command line.
     """
     return replace(graph, name="").untimed_digest
-
-
-def _parse(data: Any, source: str) -> Plan:
-    known = tuple(Plan.__dataclass_fields__)
-    table = Table(source, data, ("format", "version", *known), PlanError)
-    table.kind_of_file(FORMAT, VERSION)
-    placement = table.rows("placement")
-    for group, name in enumerate(placement):
-        if not isinstance(name, str):
-            raise table.wrong(f"placement[{group}] must be a device's name, it is {describe(name)}")
-    order = None if table.get("order", None) is None else tuple(table.indices("order"))
-    return Plan(tuple(placement), order, **_findings(table))
-
-
-def _findings(table: Table) -> dict[str, Any]:
-    """Returns the fields that say what was found, where they are given."""
-    found: dict[str, Any] = {}
-    for name in ("graph_digest", "cluster", "strategy"):
-        if table.get(name, None) is not None:
-            found[name] = table.text(name)
-    for name in ("seed", "evaluations"):
-        if table.get(name, None) is not None:
-            found[name] = table.integer(name)
-    for name in ("step_seconds", "bound_seconds", "gap", "predicted_seconds"):
-        if table.get(name, None) is not None:
-            found[name] = table.number(name)
-    for name in ("parameters", "peak_bytes"):
-        if not isinstance(value := table.get(name, {}), dict):
-            raise table.wrong(f"{name} must be a table, it is {describe(value)}")
-        found[name] = value
-    peaks = Table(f"{table.element}: peak_bytes", found["peak_bytes"], tuple(found["peak_bytes"]), PlanError)
-    found["peak_bytes"] = {device: peaks.integer(device) for device in found["peak_bytes"]}
-    if (fits := table.get("fits", None)) not in (None, True, False) or type(fits) is int:
-        raise table.wrong(f"fits must be true or false, it is {describe(fits)}")
-    return {**found, "fits": fits, "history": _history(table)}
-
-
-def _history(table: Table) -> tuple[tuple[int, float], ...]:
-    rows = table.rows("history", [])
-    for i, row in enumerate(rows):
-        if not (isinstance(row, list) and len(row) == 2 and all(type(entry) in (int, float) for entry in row)):
-            raise table.wrong(f"history[{i}] must be [evaluations, seconds], it is {describe(row)}")
-    return tuple((int(spent), float(best)) for spent, best in rows)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from placewise.core.errors import InputError, PlacewiseError
-from placewise.evaluate.team import START_SECONDS, Died, Team
-from placewise.evaluate.worker import Answer, Make, Part, Worker
+from placewise.evaluate.worker_pool import START_SECONDS, Died, Team
+from placewise.evaluate.worker_process import Answer, Make, Part, Worker
 
 KNOCK_SECONDS = 10.0
+
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
 

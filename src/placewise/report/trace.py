@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from placewise.core.files import write_bytes
 from placewise.core.graph import PHASES, Graph
 from placewise.core.plan import digest_of_graph
+from placewise.formats.files import write_bytes
 from placewise.simulate.schedule import Schedule
 
 MICROSECONDS = 1e6  # the unit of a trace's times
+
 OPS_LANE = 0
 
 

@@ -10,20 +10,25 @@ import numpy as np
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
-from placewise.core.text import at_most
-from placewise.report.tables import nbytes, seconds
+from placewise.core.quantities import at_most, nbytes, seconds
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
-    from placewise.bounds import Bound
+    from placewise.bounds.best_bound import Bound
 
 MOSTLY = 0.9  # the share of its time from which on a module is said to be on one device
+
 SMALL = 0.02  # the share of all time below which nothing is told by itself
+
 CLAUSES, NAMES = 6, 3  # the most that are listed
+
 NEARLY_FULL = 0.9
+
 NEAR_THE_BOUND = 1.25  # one device that is no slower is worth naming
+
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
+
 REASONS = {
     "host": "launching the ops",
     "path": "the longest chain of ops",

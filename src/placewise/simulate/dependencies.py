@@ -6,7 +6,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints, Ragged
 from placewise.core.problem import Problem
-from placewise.simulate.tables import Small, ends_of, tensor_groups, unique_reads
+from placewise.simulate.flat_problem import Small, ends_of, tensor_groups, unique_reads
 
 
 class Dependencies(NamedTuple):

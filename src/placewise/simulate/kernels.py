@@ -4,25 +4,15 @@ They compute what DESIGN.md calls the meaning of a placement. An *order* is the 
 in it. A copied tensor on a device has the *place* `copied tensor * devices + device`.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from placewise.core.arrays import Floats, Ints
-from placewise.simulate.tables import Small, Tables
+from placewise.simulate.compile import kernel
+from placewise.simulate.flat_problem import FlatProblem, Small
 
 UNLAUNCHED = np.int32(2**31 - 1)  # when a copy is launched that is not
-kernel = njit(cache=True, nogil=True, error_model="numpy")
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def borrowing(function: Function) -> Function:
-    """Compiles a kernel that makes no arrays: counting references to those that it is given would take half its time."""
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
-    compiled: Function = njit(**options)(function)
-    return compiled
 
 
 class Workspace(NamedTuple):
@@ -55,7 +45,7 @@ class MemoryWorkspace(NamedTuple):
     used: Ints  # [devices]
 
 
-def new_workspace(tables: Tables, num_groups: int) -> Workspace:
+def new_workspace(tables: FlatProblem, num_groups: int) -> Workspace:
     """Returns a workspace for passes over these tables."""
     places = len(tables.copy_bytes) * tables.num_devices
     return Workspace(
@@ -69,7 +59,7 @@ def new_workspace(tables: Tables, num_groups: int) -> Workspace:
     )
 
 
-def new_memory_workspace(tables: Tables) -> MemoryWorkspace:
+def new_memory_workspace(tables: FlatProblem) -> MemoryWorkspace:
     """Returns a workspace for the memory part."""
     num_ops = len(tables.op_groups)
     return MemoryWorkspace(
@@ -101,7 +91,7 @@ class Snapshots(NamedTuple):
 
 
 @kernel
-def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
+def run(tables: FlatProblem, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
 
     With a MemoryWorkspace it also notes who takes memory, and the last uses; with None, the time alone.
@@ -113,7 +103,7 @@ def run(tables: Tables, order: Small, work: Workspace, memory: Any) -> tuple[flo
 
 @kernel
 def run_from(
-    tables: Tables, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
+    tables: FlatProblem, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
 ) -> tuple[float, int]:
     """Returns what `run` does for a pass that begins at a position, with the state that the workspace holds.
 
@@ -204,7 +194,9 @@ def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Flo
 
 
 @kernel
-def peak_bytes(tables: Tables, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any) -> None:
+def peak_bytes(
+    tables: FlatProblem, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
+) -> None:
     """Writes the most bytes in use on each device into `peak` [devices], from what `run` noted.
 
     `timeline` [ops, devices] gets the bytes in use at each launch, or is None.
@@ -248,7 +240,7 @@ def peak_bytes(tables: Tables, work: Workspace, memory: MemoryWorkspace, num_cop
 
 @kernel
 def run_batch(
-    tables: Tables, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
+    tables: FlatProblem, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
 ) -> None:
     """Writes the step's seconds [batch] and peak bytes [batch, devices] of placements [batch, groups].
 

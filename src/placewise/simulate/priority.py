@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
+from placewise.simulate.compile import borrowing, kernel
 from placewise.simulate.dependencies import Dependencies
-from placewise.simulate.kernels import Workspace, borrowing, forget_copies, kernel, peak_bytes, run
-from placewise.simulate.tables import Small, Tables
+from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.kernels import Workspace, forget_copies, peak_bytes, run
 
 NEVER = -1.0  # the arrival of a copy that was not launched
 
@@ -37,7 +38,7 @@ class PriorityWorkspace(NamedTuple):
     busy: Floats  # [channels]
 
 
-def new_priority_workspace(tables: Tables, waits: Dependencies) -> PriorityWorkspace:
+def new_priority_workspace(tables: FlatProblem, waits: Dependencies) -> PriorityWorkspace:
     """Returns a workspace for list schedules."""
     num_ops, num_devices = len(tables.op_groups), tables.num_devices
     places = len(waits.value_bytes) * num_devices
@@ -60,7 +61,7 @@ def new_priority_workspace(tables: Tables, waits: Dependencies) -> PriorityWorks
 
 
 @borrowing
-def remaining_paths(tables: Tables, waits: Dependencies, devices: Any, path: Floats) -> None:
+def remaining_paths(tables: FlatProblem, waits: Dependencies, devices: Any, path: Floats) -> None:
     """Writes the longest path from each op's start to the end of the step, copies counted: [ops]."""
     num_devices, op_groups, op_seconds = tables.num_devices, tables.op_groups, tables.op_seconds
     latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
@@ -141,7 +142,7 @@ def _queue(
 
 
 @borrowing
-def priority_order(tables: Tables, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
+def priority_order(tables: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
     """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
     num_devices, num_ops = tables.num_devices, len(tables.op_groups)
     op_groups, op_seconds, channels = tables.op_groups, tables.op_seconds, tables.channels
@@ -242,7 +243,7 @@ def priority_order(tables: Tables, waits: Dependencies, work: Workspace, schedul
 
 @kernel
 def run_priority_batch(
-    tables: Tables, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
+    tables: FlatProblem, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
     schedule: PriorityWorkspace, step_seconds: Floats, peaks: Ints, orders: Any,
 ) -> None:  # fmt: skip
     """Writes the step's seconds and peak bytes of placements, each in its priority order or, if better, in program order.

@@ -8,7 +8,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.problem import Problem
-from placewise.simulate.explain import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKER, WAITS, Timeline
+from placewise.simulate.timeline import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKER, WAITS, Timeline
 
 
 class Link(NamedTuple):

@@ -15,9 +15,9 @@ from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
 from placewise.simulate import kernels, priority
 from placewise.simulate.dependencies import Dependencies, build_dependencies
-from placewise.simulate.explain import explain
+from placewise.simulate.flat_problem import FlatProblem, Small, copied_tensors, flatten
 from placewise.simulate.schedule import Schedule
-from placewise.simulate.tables import Small, Tables, build_tables, copied_tensors
+from placewise.simulate.timeline import explain
 
 ORDERS = ("priority", "program")
 
@@ -105,9 +105,9 @@ class Simulator:
         return order
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> FlatProblem:
         """The problem as the kernels walk over it."""
-        return build_tables(self.problem)
+        return flatten(self.problem)
 
     @cached_property
     def failing_seconds(self) -> float:

@@ -23,31 +23,44 @@ class Entry:
 
 
 FAMILIES = ("own", "classical", "exact", "learned")
+
 STRATEGIES: dict[str, Entry] = {
-    "auto": Entry("auto:Auto", "own", "the best starts of a portfolio, then compiled walks in the simulator (the default)"),
-    "cpu-only": Entry("single:CpuOnly", "classical", "everything on the CPU"),
-    "gpu-only": Entry("single:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"),
+    "auto": Entry(
+        "auto.auto:Auto", "own", "the best starts of a portfolio, then compiled walks in the simulator (the default)"
+    ),
+    "cpu-only": Entry("single_device:CpuOnly", "classical", "everything on the CPU"),
+    "gpu-only": Entry(
+        "single_device:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"
+    ),
     "random": Entry("sampling:Random", "classical", "devices drawn evenly for every group"),
-    "round-robin": Entry("single:RoundRobin", "classical", "groups dealt to the devices in turn"),
-    "expert": Entry("layers:Expert", "classical", "the papers' hand-made rules, or contiguous layers balanced by time"),
-    "balanced": Entry("layers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"),
-    "pipeline": Entry("layers:Pipeline", "classical", "contiguous stages whose times are balanced by dynamic programming"),
-    "towers": Entry("layers:Towers", "classical", "micro-batch i on device i: data parallelism"),
+    "round-robin": Entry("single_device:RoundRobin", "classical", "groups dealt to the devices in turn"),
+    "expert": Entry(
+        "layers.placers:Expert", "classical", "the papers' hand-made rules, or contiguous layers balanced by time"
+    ),
+    "balanced": Entry("layers.placers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"),
+    "pipeline": Entry(
+        "layers.placers:Pipeline", "classical", "contiguous stages whose times are balanced by dynamic programming"
+    ),
+    "towers": Entry("layers.placers:Towers", "classical", "micro-batch i on device i: data parallelism"),
     "hill-climb": Entry("sampling:HillClimb", "classical", "the best of some single changes, as long as they help"),
     "annealing": Entry("sampling:Annealing", "classical", "single changes, worse ones too while it is hot"),
     "genetic": Entry("sampling:Genetic", "classical", "crossing and mutating a population"),
-    "heft": Entry("list_scheduling:Heft", "classical", "by upward rank, each op where it ends first (Topcuoglu 2002)"),
-    "cpop": Entry(
-        "list_scheduling:Cpop", "classical", "the critical path on one device, the rest by priority (Topcuoglu 2002)"
+    "heft": Entry(
+        "list_scheduling.schedulers:Heft", "classical", "by upward rank, each op where it ends first (Topcuoglu 2002)"
     ),
-    "critical-path": Entry("list_scheduling:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
-    "m-topo": Entry("baechi:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
-    "m-etf": Entry("baechi:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
-    "m-sct": Entry("baechi:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
+    "cpop": Entry(
+        "list_scheduling.schedulers:Cpop",
+        "classical",
+        "the critical path on one device, the rest by priority (Topcuoglu 2002)",
+    ),
+    "critical-path": Entry("list_scheduling.schedulers:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
+    "m-topo": Entry("baechi.placers:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
+    "m-etf": Entry("baechi.placers:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
+    "m-sct": Entry("baechi.placers:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
     "metis": Entry("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
     "scotch": Entry("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
     "mincut": Entry("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
-    "exact": Entry("exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
+    "exact": Entry("exact.exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
     "post": Entry(
         "learned.post:Post", "learned", "cross-entropy and proximal steps on a table of probabilities (Post 2018)"
     ),

@@ -1,19 +1,1 @@
 """How the list schedulers' inner kernels are compiled."""
-
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-from numba import njit
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def inner(function: Function) -> Function:
-    """Compiles a kernel that only kernels call and that makes no arrays.
-
-    Without entries for Python, which would unpack every column of every table, compiling takes half the time.
-    """
-    options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
-    options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled: Function = njit(**options)(function)
-    return compiled

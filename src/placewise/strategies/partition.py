@@ -18,10 +18,11 @@ from placewise.core.contracts import Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.core.sets import sums
-from placewise.simulate.tables import tensor_groups
-from placewise.strategies.single import accelerators, settle
+from placewise.simulate.flat_problem import tensor_groups
+from placewise.strategies.single_device import accelerators, settle
 
 TOTAL_WEIGHT = 10**8  # partitioners count in whole numbers: all vertices together weigh this, and all edges
+
 MAX_SEED = 2**31
 
 

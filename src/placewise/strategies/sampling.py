@@ -8,7 +8,7 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
-from placewise.strategies.single import settle
+from placewise.strategies.single_device import settle
 
 Start = Literal["single", "random"]
 

@@ -13,12 +13,12 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
-from placewise.strategies.learned import seq2seq_features as features
+from placewise.strategies.learned import features as features
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Policy, Seq2Seq
 from placewise.strategies.learned.training import check
-from placewise.strategies.starts import begin, check_start
+from placewise.strategies.warm_start import begin, check_start
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 DEVICE_WIDTH = 32  # of the embedding of the last block's device
+
 KIND_WIDTH = 20  # of the embedding of an op's kind
+
 LEAST = 1e-30  # what a logarithm is taken of where a probability is 0
+
 MASKED = -1e9  # the bias of a device that a block can't run on: its probability is exactly 0
 
 

@@ -15,7 +15,7 @@ from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.learned import maths
 from placewise.strategies.learned.maths import Advantage
-from placewise.strategies.starts import begin, check_start
+from placewise.strategies.warm_start import begin, check_start
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
 from placewise.strategies.learned.networks import Policy, Seq2Seq
 from placewise.strategies.learned.training import check
-from placewise.strategies.starts import begin, check_start
+from placewise.strategies.warm_start import begin, check_start
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""The best of all bounds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from placewise.bounds.dag import Dag, build_dag
+from placewise.bounds.longest_path import longest_path
+from placewise.bounds.segments import Segmented, best_segments
+from placewise.bounds.shared_work import Prices, Shared, best_window, least_time
+from placewise.core.arrays import Floats, Ints
+from placewise.core.problem import Problem
+
+SHAVE = 1.0 - 1e-9  # what rounding may add to a sum of many times
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No placement, in whatever order, has a shorter step."""
+
+    seconds: float
+    name: str
+    certificate: Mapping[str, Any] = field(repr=False)  # plain data from which `check` derives the same
+    parts: tuple["Bound", ...] = field(default=(), repr=False)  # all bounds that were tried, of which this is the best
+
+
+def bound(problem: Problem, *, seconds: float | None = None) -> Bound:
+    """Returns the best lower bound of the step's time that is found with about so much effort.
+
+    The same arguments give the same bound: the effort is counted in steps of work, not by a clock. Without seconds, or with
+    less than `THOROUGH_SECONDS`, only the bounds that take a second or two are tried. Ties go to the simpler bound.
+    """
+    view = _View(problem)
+    tried = [make(view) for make in _QUICK]
+    if seconds is not None and seconds >= THOROUGH_SECONDS:
+        tried.append(_segments(view, seconds))
+    parts = tuple(Bound(max(part.seconds, 0.0) * SHAVE, part.name, part.certificate) for part in tried)
+    best = max(parts, key=lambda part: part.seconds)
+    return Bound(best.seconds, best.name, best.certificate, parts)
+
+
+THOROUGH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """A problem, and what several bounds need of it."""
+
+    problem: Problem
+
+    @cached_property
+    def dag(self) -> Dag:
+        return build_dag(self.problem)
+
+    @cached_property
+    def heads(self) -> Floats:
+        return self.dag.heads()
+
+    @cached_property
+    def tails(self) -> Floats:
+        return self.dag.tails()
+
+    @cached_property
+    def shared(self) -> Shared:
+        return Shared.of(self.problem, self.dag)
+
+
+def _host(view: _View) -> Bound:
+    """The last op is launched after all others, and still has to run."""
+    problem = view.problem
+    dispatch = problem.cluster.dispatch_seconds
+    last = float(problem.fastest_seconds.min(initial=np.inf)) if problem.num_ops else 0.0
+    return Bound(problem.num_ops * dispatch + last if dispatch else 0.0, "host", {})
+
+
+def _path(view: _View) -> Bound:
+    path = longest_path(view.dag, view.heads, view.tails)
+    return Bound(path.seconds, "path", {"group": path.group, "ops": path.ops.tolist()})
+
+
+def _work(view: _View) -> Bound:
+    return _shared(view, "work", np.arange(view.problem.num_ops), np.zeros(view.problem.num_devices), {})
+
+
+def _window(view: _View) -> Bound:
+    """The quantiles of heads and tails for which equal prices promise most, then the best prices for them."""
+    problem = view.problem
+    if not problem.num_ops:
+        nothing = [0.0] * problem.num_devices
+        return Bound(0.0, "window", {"prices": nothing, "memory_prices": nothing, "head": 0.0, "tail": 0.0})
+    prices = view.shared.prices(np.arange(problem.num_ops), np.zeros(problem.num_devices))
+    heads, tails = view.heads.min(axis=1), view.tails.min(axis=1)
+    with np.errstate(invalid="ignore"):
+        worth = np.where(np.isinf(view.dag.seconds), np.inf, view.dag.seconds * prices.seconds).min(axis=1)
+    window = best_window(worth, heads, tails, float(prices.seconds.sum()) or 1.0)
+    ops = np.flatnonzero((heads >= window.head) & (tails >= window.tail))
+    starts = view.heads[ops].min(axis=0) + view.tails[ops].min(axis=0)
+    return _shared(view, "window", ops, starts, {"head": window.head, "tail": window.tail})
+
+
+def _shared(view: _View, name: str, ops: Ints, starts: Floats, fields: dict[str, Any]) -> Bound:
+    shared, memory = view.shared, view.problem.cluster.memory_bytes
+    starts = np.where(np.isinf(starts), 1e300, starts)  # a device that can run none of them joins never
+    work = shared.work(ops)
+    seconds, prices = 0.0, Prices(np.zeros_like(starts), np.zeros_like(starts))
+    together = np.full_like(starts, starts.min())  # the program wants T behind every start, which a late one makes too late
+    for guess in (starts, together):
+        candidate = shared.prices(ops, guess)
+        least = least_time(candidate, starts, work, shared.resident_bytes, memory)
+        if seconds < least < 1e299:
+            seconds, prices = least, candidate
+    certificate = {"prices": prices.seconds.tolist(), "memory_prices": prices.memory.tolist(), **fields}
+    return Bound(seconds, name, certificate)
+
+
+def _segments(view: _View, seconds: float) -> Bound:
+    found: Segmented = best_segments(view.problem, view.dag, seconds)
+    return Bound(found.seconds, "segments", found.certificate)
+
+
+_QUICK: tuple[Callable[[_View], Bound], ...] = (_host, _path, _work, _window)

@@ -1,0 +1,1 @@
+"""The independent checker of certificates; it shares no code with what finds them."""

@@ -1,0 +1,161 @@
+"""What devices must share: work within a window of time, and memory.
+
+Ops of a set U that run on device d do so between the earliest head and the latest tail of U on d, so the time that d has for
+U is at most T - a[d] - b[d]. With prices p[d] >= 0 for a second of each device and m[d] >= 0 for a byte of its memory,
+
+    sum_d p[d] max(0, T - a[d] - b[d]) + sum_d m[d] memory[d]  >=  sum_g min_d (p[d] work[g, d] + m[d] bytes[g])
+
+holds for every placement, and the least T that it allows is a bound. Any prices are valid; the best are the dual solution
+of the linear program that spreads the groups over the devices.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from placewise.bounds.dag import Dag, interchangeable
+from placewise.core.arrays import Floats, Ints
+from placewise.core.problem import Problem
+from placewise.core.sets import sums
+from placewise.simulate.flat_problem import tensor_groups
+
+ROUNDING = 1e-12  # relative: of a sum of many products
+
+GRID = 96  # thresholds that are tried for the heads, and for the tails
+
+
+class Prices(NamedTuple):
+    """What a second and a byte of each device cost."""
+
+    seconds: Floats  # [devices]
+    memory: Floats  # [devices]
+
+
+class Window(NamedTuple):
+    """Ops whose heads and tails reach thresholds: they run between `head` and T - `tail`."""
+
+    head: float
+    tail: float
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """The work and the memory that the devices of a problem share."""
+
+    problem: Problem
+    dag: Dag
+    classes: Ints  # [devices]
+    resident_bytes: Floats  # [groups]
+
+    @classmethod
+    def of(cls, problem: Problem, dag: Dag) -> "Shared":
+        """Returns what the devices of a problem share."""
+        return cls(problem, dag, interchangeable(problem), resident_bytes(problem))
+
+    def work(self, ops: Ints) -> Floats:
+        """Returns the seconds that each group's ops among these take on each device: [groups, devices]."""
+        work = np.zeros((self.problem.num_groups, self.problem.num_devices))
+        seconds = self.problem.op_seconds[ops]
+        for d in range(self.problem.num_devices):
+            work[:, d] = sums(self.dag.groups[ops], seconds[:, d], self.problem.num_groups)
+        return np.where(self.problem.allowed, work, np.inf)
+
+    def prices(self, ops: Ints, starts: Floats) -> Prices:
+        """Returns the best prices for a set of ops, of which each device can begin some at `starts` [devices]."""
+        work = self.work(ops)
+        starts = np.where(starts < 1e299, starts, 0.0)  # a device that can run none of them needs no start
+        used = np.flatnonzero((np.where(np.isinf(work), 0.0, work).sum(axis=1) > 0) | (self.resident_bytes > 0))
+        firsts = np.unique(self.classes, return_index=True)[1]
+        return _solve(self, work[np.ix_(used, firsts)], self.resident_bytes[used], starts[firsts])
+
+
+def resident_bytes(problem: Problem) -> Floats:
+    """Returns the bytes that are at home with each group all the time: [groups]."""
+    graph = problem.graph
+    own = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))
+    home = tensor_groups(problem)[own]
+    nbytes = graph.tensors.nbytes[own].astype(np.float64)
+    return sums(home[home >= 0], nbytes[home >= 0], problem.num_groups)
+
+
+def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, memory: Ints) -> float:
+    """Returns the least T that the prices allow (see above): starts [devices], work [groups, devices], nbytes [groups].
+
+    Infinite where no time is enough, because the memory is not.
+    """
+    with np.errstate(invalid="ignore"):
+        cost = prices.seconds * work + prices.memory * nbytes[:, None]
+    cost = np.where(np.isinf(work), np.inf, cost)
+    paid, room = float(cost.min(axis=1, initial=np.inf).sum()), float(prices.memory @ memory)
+    needed = paid - room - ROUNDING * (paid + room)
+    if needed <= 0.0:
+        return 0.0
+    order = np.argsort(starts, kind="stable")
+    price = 0.0  # sum_d p[d] max(0, T - starts[d]) is piecewise linear: each device joins at its start
+    reached, weighted = np.inf, 0.0
+    for rank, d in enumerate(order.tolist()):
+        price += float(prices.seconds[d])
+        weighted += float(prices.seconds[d] * starts[d])
+        following = starts[order[rank + 1]] if rank + 1 < len(order) else np.inf
+        if price > 0.0 and (needed + weighted) / price <= following:
+            reached = (needed + weighted) / price
+            break
+    return float(reached)
+
+
+def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Prices:
+    """Returns the prices from the linear program, one for all devices of a class: work [groups, classes]."""
+    counts = np.bincount(shared.classes).astype(np.float64)
+    num_groups, num_classes = work.shape
+    memory = np.array([shared.problem.cluster.memory_bytes[shared.classes == c].sum() for c in range(num_classes)])
+    can = ~np.isinf(work)
+    group, kind = np.nonzero(can)
+    columns = np.arange(len(group))
+    scale = max(float(np.where(can, work, 0.0).max(initial=0.0)), 1e-300)
+    top = max(float(nbytes.max(initial=0.0)), 1.0)
+    binds = [float(nbytes.sum()) > m for m in memory.tolist()]
+    rows = [kind, np.arange(num_classes)]  # sum_g work x - count T <= - count start
+    values = [work[can] / scale, -counts]
+    places = [columns, np.full(num_classes, len(group))]
+    limits = [*(-counts * starts / scale)]
+    for c in range(num_classes):
+        if binds[c]:
+            inside = kind == c
+            rows.append(np.full(int(inside.sum()), len(limits)))
+            values.append(nbytes[group[inside]] / top)
+            places.append(columns[inside])
+            limits.append(memory[c] / top)
+    shape = (len(limits), len(group) + 1)
+    upper = coo_array((np.concatenate(values), (np.concatenate(rows), np.concatenate(places))), shape)
+    equal = coo_array((np.ones(len(group)), (group, columns)), (num_groups, len(group) + 1))
+    objective = np.zeros(len(group) + 1)
+    objective[-1] = 1.0
+    found = linprog(objective, upper.tocsr(), limits, equal.tocsr(), np.ones(num_groups), method="highs")
+    if found.status != 0:  # the memory is not enough, or the numbers are too far apart: equal prices are valid too
+        return Prices(np.ones(len(shared.classes)), np.zeros(len(shared.classes)))
+    dual = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
+    price_of_class, rest = dual[:num_classes], iter(dual[num_classes:].tolist())
+    memory_of_class = np.array([next(rest) if bound else 0.0 for bound in binds]) * scale / top
+    return Prices(price_of_class[shared.classes], memory_of_class[shared.classes])
+
+
+def best_window(weights: Floats, heads: Floats, tails: Floats, per_second: float) -> Window:
+    """Returns the thresholds for which head + tail + weight of the ops that reach both / per_second is largest.
+
+    weights, heads and tails [ops]; thresholds are quantiles of the heads and the tails. Ties go to the lower ones.
+    """
+    if not len(weights):
+        return Window(0.0, 0.0)
+    a = np.unique(np.quantile(heads, np.linspace(0, 1, GRID), method="lower"))
+    b = np.unique(np.quantile(tails, np.linspace(0, 1, GRID), method="lower"))
+    row = np.searchsorted(a, heads, side="right") - 1
+    column = np.searchsorted(b, tails, side="right") - 1
+    table = np.zeros((len(a), len(b)))
+    np.add.at(table, (row, column), weights)
+    inside = table[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]  # weight at or above both thresholds
+    value = np.where(inside > 0.0, a[:, None] + b[None, :] + inside / per_second, -np.inf)
+    i, j = np.unravel_index(int(value.argmax()), value.shape)
+    return Window(float(a[i]), float(b[j]))

@@ -1,0 +1,170 @@
+"""The papers' tables again: reproduce."""
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from placewise.cli.common import (
+    check_folder,
+    check_writable,
+    command,
+    how_to_go_on,
+    number_argument,
+    positive_argument,
+    print_json,
+)
+from placewise.core.errors import InputError
+
+if TYPE_CHECKING:
+    from placewise.experiments.papers.recorded_searches import Found
+    from placewise.experiments.papers.reported import Paper, Row
+    from placewise.experiments.papers.reproduction import Effort, Reproduction
+
+CALIBRATE = "calibrate"
+
+WHAT = ("post", "post-appendix", "spotlight", "hdp", "colocrl", CALIBRATE)
+
+
+def add_reproduce(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "reproduce", _reproduce, "make the papers' tables again, beside what they reported")
+    parser.add_argument(
+        "what", choices=WHAT, help="a paper; or calibrate: fit machines to the papers' single-device columns"
+    )
+    parser.add_argument("--quick", action="store_true", help="small models, few evaluations, two seeds: minutes")
+    parser.add_argument("--seeds", metavar="K", type=positive_argument, help="searches with each strategy (5)")
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations of a search (2400)")
+    parser.add_argument(
+        "--own-budget", metavar="N", type=positive_argument, help="evaluations of placewise's own answer (240)"
+    )
+    parser.add_argument("--models", metavar="A,B", help="only these models, as the paper calls them: NMT-2,RNNLM")
+    parser.add_argument(
+        "--calibrated", action="store_true", help="machines whose devices are fitted to the paper, not presets"
+    )
+    parser.add_argument("--slower-links", metavar="F", type=_factor, default=1.0, help="what if copies took F times as long")
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
+    parser.add_argument("-o", "--output", metavar="RESULTS.JSON", help="write all that was found")
+    parser.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each row's searches into this folder")
+    parser.add_argument("--markdown", action="store_true", help="print a page")
+
+
+def _factor(text: str) -> float:
+    """Returns a factor above 0."""
+    return number_argument(text, "a number above 0 and below a million", lambda value: 0 < value < 1e6)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    if options.what == CALIBRATE:
+        _calibrate(options)
+        return
+    from placewise.experiments.papers.calibration import calibrate
+    from placewise.experiments.papers.claims import judge
+    from placewise.experiments.papers.figures import write_figures
+    from placewise.experiments.papers.reported import paper_of
+    from placewise.experiments.papers.reproduction import Machines, reproduce, to_json, write_results
+
+    paper = paper_of(options.what)
+    effort = _effort(paper, options)
+    families = _families(paper, effort, options.models)
+    check_writable(options.output, options.run_file)
+    check_folder(options.plots)
+    machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
+    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
+    verdicts = [verdict.to_json() for verdict in judge(done)]
+    if options.output:
+        write_results(done, verdicts, options.output)
+    if options.plots:
+        write_figures(done, options.plots)
+    if options.json:
+        print_json(to_json(done, verdicts))
+    else:
+        _print(done, options)
+    if not done.is_complete:
+        print(f"placewise: stopped: this is what there is; {how_to_go_on(options)}", file=sys.stderr)
+
+
+def _calibrating(paper: "Paper") -> "Paper":
+    """Returns the table that a paper's machines are fitted to: its own, or that of Post, whose machines the others share."""
+    from placewise.experiments.papers.reported import POST
+
+    return paper if paper.fitted else POST
+
+
+def _effort(paper: "Paper", options: argparse.Namespace) -> "Effort":
+    from placewise.experiments.papers.reproduction import Effort, quick
+
+    usual = quick(paper) if options.quick else Effort()
+    return Effort(
+        options.budget or usual.evaluations,
+        options.own_budget or usual.own_evaluations,
+        options.seeds or usual.seeds,
+        usual.is_quick,
+    )
+
+
+def _families(paper: "Paper", effort: "Effort", text: str | None) -> tuple[str, ...]:
+    from placewise.experiments.papers.reproduction import rows_of
+
+    known = tuple(dict.fromkeys(row.family for row in rows_of(paper, effort)))
+    wanted = tuple(text.split(",")) if text else ()
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"--models: {paper.name} has no model {name!r}{' in its quick version' if effort.is_quick else ''}; "
+                f"its models are {', '.join(known)}"
+            )
+    return wanted
+
+
+class _Told:
+    """Shows each column that is done, on a terminal."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    def __call__(self, row: "Row", column: str, found: "Found") -> None:
+        from placewise.core.quantities import seconds
+
+        if sys.stderr.isatty():
+            step = found.problem or ("nothing fits" if found.median is None else seconds(found.median))
+            print(f"{time.monotonic() - self._started:6.0f} s  {row.label}: {column} {step}", file=sys.stderr)
+
+
+def _print(done: "Reproduction", options: argparse.Namespace) -> None:
+    from placewise.experiments.papers.claims import judge
+    from placewise.experiments.papers.result_tables import (
+        claim_lines,
+        effort_table,
+        heading,
+        markdown,
+        ratio_table,
+        seconds_table,
+    )
+    from placewise.report.text_tables import bold, table, wrapped
+
+    if options.markdown:
+        print(*markdown(done), sep="\n")
+        return
+    print(bold(done.paper.title), heading(done), "", sep="\n")
+    for cells in (seconds_table(done), ratio_table(done), effort_table(done)):
+        print(table(*cells), "", sep="\n")
+    print(*(wrapped(line) for line in (*claim_lines(judge(done)), "", *done.paper.notes)), sep="\n")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from placewise.experiments.papers.calibration import calibrate
+    from placewise.experiments.papers.reported import PAPERS
+    from placewise.experiments.papers.result_tables import calibration_tables, markdown_table
+    from placewise.report.text_tables import bold, table
+
+    calibrations = [calibrate(paper) for paper in PAPERS.values() if paper.fitted]
+    if options.json:
+        print_json({calibration.paper: asdict(calibration) for calibration in calibrations})
+        return
+    for calibration in calibrations:
+        print(f"## {calibration.paper}" if options.markdown else bold(calibration.paper))
+        for cells in calibration_tables(calibration):
+            print(*(markdown_table(*cells) if options.markdown else [table(*cells)]), "", sep="\n")

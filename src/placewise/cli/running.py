@@ -1,0 +1,174 @@
+"""Running a plan for real."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from placewise.cli.common import CLUSTER_HELP, check_writable, command, count_argument, positive_argument, print_json
+from placewise.cli.profiling import (
+    RUN_MODEL_HELP,
+    add_profile_options,
+    add_virtual_option,
+    check_busy,
+    check_together,
+    load_profile,
+)
+from placewise.cli.progress import Line
+from placewise.core.errors import InputError, PlacewiseError
+
+if TYPE_CHECKING:
+    from placewise.core.profile import Profile
+    from placewise.run.devices import RealDevice
+
+
+def add_run(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "run", _run, "run a plan on this machine, and say measured beside predicted")
+    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
+    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
+    parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (10)")
+    add_virtual_option(parser)
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="launch stretches of a GPU by one call each, for some more memory"
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the measured timeline as a Chrome trace, for ui.perfetto.dev")
+    add_profile_options(parser)
+    parser.add_argument(
+        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+    )
+    parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of the weights and the batch (0)")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from placewise.core.cluster import Cluster
+    from placewise.core.plan import Plan
+
+    check_writable(options.trace, reads=(options.cluster, options.plan, options.profile))
+    check_together(options)
+    check_busy(options)
+    plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
+    from placewise.measure.example_batch import real_step
+    from placewise.report.trace import write_trace
+    from placewise.run.devices import real_devices
+    from placewise.run.step.compiling import compile_placement
+
+    devices = real_devices(cluster, dict(options.virtual))
+    if options.cuda_graphs and not any(device.is_gpu for device in devices):
+        raise InputError(f"--cuda-graphs: cluster {cluster.name!r} has no GPU")
+    step = real_step(options.model, options.seed)
+    predicted = _predict(options, step, cluster, plan, devices)
+    train_step = compile_placement(
+        predicted.problem, predicted.placement, predicted.order, step, devices, options.cuda_graphs
+    )
+    found = _measure(options, train_step, predicted, step)
+    if options.trace:
+        write_trace(found.schedule, options.trace, is_measured=True)
+    result = _result(found, predicted, any(device.is_gpu for device in devices), train_step.num_graphed_ops)
+    if options.json:
+        print_json(result)
+    else:
+        _print(result, predicted.problem)
+
+
+def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step: Any) -> Any:
+    """Returns what some steps took, and closes the step."""
+    from placewise.measure.example_batch import random_batch
+    from placewise.measure.step_times import measure_steps
+    from placewise.run.step.failures import step_failure
+
+    with Line(options) as line:
+
+        def report(which: str) -> None:
+            if line.is_due:
+                line.show(which)
+
+        try:
+            batch = random_batch(step, options.seed)
+            return measure_steps(train_step, predicted, batch, options.steps, train_step.warm_up_steps, report)
+        except PlacewiseError:
+            raise
+        except Exception as problem:
+            raise step_failure(options.model, problem) from problem
+        finally:
+            train_step.close()
+
+
+def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, devices: "tuple[RealDevice, ...]") -> Any:
+    """Returns the simulator's schedule of the plan, with measured times where there is a --profile."""
+    from placewise.core.problem import Problem
+    from placewise.simulate.simulator import Simulator
+
+    graph, profile = step.graph, None
+    if options.profile is not None:
+        from placewise.measure.profiler import apply_profile
+
+        profile = load_profile(options, cluster)
+        _compare_hardware(profile, devices, options.profile)
+        graph, cluster = apply_profile(step, cluster, profile, options.busy)
+    problem = Problem.of(graph, cluster)
+    placement, order = plan.resolve(problem, options.plan)
+    schedule = Simulator(problem, "program").schedule(placement, order)
+    if profile is None or not options.together:
+        return schedule
+    from placewise.measure.contended_schedule import schedule_together
+
+    return schedule_together(problem, profile, placement, schedule.order)
+
+
+def _compare_hardware(profile: "Profile", devices: "tuple[RealDevice, ...]", source: str) -> None:
+    """Says on standard error that a profile is of other hardware than this machine's, by the first device that differs."""
+    from placewise.measure.profiler import hardware_of
+
+    measured = {device.name: device.hardware for device in profile.devices}
+    for device in devices:
+        if measured[device.name] != (here := hardware_of(device)):
+            there = f"{device.name} was {measured[device.name]!r}, here it is {here!r}"
+            print(f"placewise: {source}: was measured on other hardware: {there}", file=sys.stderr)
+            return
+
+
+def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str, Any]:
+    """Returns what was measured as plain data; CPU devices run ops on the threads that launch them: no host time there."""
+    import numpy as np
+
+    cluster = predicted.problem.cluster
+    names, overflow = cluster.device_names, np.maximum(predicted.peak_bytes - cluster.memory_bytes, 0)
+    launches = predicted.problem.num_ops + len(predicted.copy_tensors)
+    return {
+        "step_seconds": float(np.median(found.step_seconds)),
+        "predicted_seconds": predicted.step_seconds,
+        "steps": found.step_seconds.tolist(),
+        "host_seconds_per_launch": float(np.median(found.launch_seconds)) / max(launches, 1) if has_gpu else None,
+        "launches": launches,
+        "launched_by_graphs": graphed,
+        "fits": predicted.fits,
+        "overflow_bytes": dict(zip(names, overflow.tolist(), strict=True)),
+        "predicted_peak_bytes": dict(zip(names, predicted.peak_bytes.tolist(), strict=True)),
+        "peak_bytes": dict(zip(names, found.schedule.peak_bytes.tolist(), strict=True)),
+        "allocated_bytes": found.allocated_bytes,
+        "ops": {name: int((predicted.devices == i).sum()) for i, name in enumerate(names)},
+    }
+
+
+def _print(result: dict[str, Any], problem: Any) -> None:
+    from placewise.core.quantities import nbytes, seconds
+    from placewise.report.text_tables import bold, table
+
+    step, predicted = result["step_seconds"], result["predicted_seconds"]
+    error = f" ({predicted / step - 1:+.0%})" if step else ""
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step, ", end="")
+    print(f"median of {len(result['steps'])}; predicted {seconds(predicted)}{error}")
+    if not result["fits"]:
+        over = [(device, result["overflow_bytes"][device.name]) for device in problem.cluster.devices]
+        needs = [f"{device.name} needs {nbytes(n)} more than its {nbytes(device.memory_bytes)}" for device, n in over if n]
+        print(f"the plan does not fit: {', '.join(needs)}")
+    if result["host_seconds_per_launch"] is not None:
+        graphs = f", {result['launched_by_graphs']:,} of them in CUDA graphs" if result["launched_by_graphs"] else ""
+        print(f"host: {seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches{graphs}")
+    rows = []
+    for name, ops in result["ops"].items():
+        allocated = result["allocated_bytes"].get(name)
+        sizes = (result["predicted_peak_bytes"][name], result["peak_bytes"][name])
+        rows.append((name, f"{ops:,}", *map(nbytes, sizes), "-" if allocated is None else nbytes(allocated)))
+    print("", table(("device", "ops", "predicted peak", "measured peak", "allocator's peak"), rows), sep="\n")

@@ -1,0 +1,77 @@
+"""Simulating a plan."""
+
+import argparse
+from typing import Any
+
+from placewise.cli.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
+from placewise.cli.profiling import add_profile_options, check_together, load_timed
+
+
+def add_simulate(commands: Any) -> None:
+    """Adds the command."""
+    parser = command(commands, "simulate", _simulate, "say how long a step takes with a plan, and what memory it needs")
+    parser.add_argument("model", metavar="GRAPH", help=MODEL_HELP)
+    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to simulate")
+    parser.add_argument("--order", choices=("program", "priority"), help="instead of the order that the plan says")
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline as a Chrome trace, for ui.perfetto.dev")
+    add_profile_options(parser)
+    parser.add_argument(
+        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+    )
+
+
+def _simulate(options: argparse.Namespace) -> None:
+    from placewise.core.plan import Plan
+    from placewise.core.problem import Problem
+    from placewise.report.trace import write_trace
+    from placewise.simulate.simulator import Simulator
+
+    check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
+    check_together(options)
+    plan = Plan.load(options.plan)
+    graph, cluster, profile = load_timed(options)
+    problem = Problem.of(graph, cluster)
+    placement, order = plan.resolve(problem, options.plan)
+    simulator = Simulator(problem, options.order or "program")
+    schedule = simulator.schedule(placement, None if options.order else order)
+    if options.together and profile is not None:
+        from placewise.measure.contended_schedule import schedule_together
+
+        schedule = schedule_together(problem, profile, placement, schedule.order)
+    if options.trace:
+        write_trace(schedule, options.trace)
+    if options.json:
+        print_json(_schedule_json(schedule))
+    else:
+        _print_schedule(schedule, problem)
+
+
+def _schedule_json(schedule: Any) -> dict[str, Any]:
+    names, t = schedule.problem.cluster.device_names, schedule.timeline
+    columns = (schedule.copy_tensors, t.copy_source, t.copy_target, t.copy_start, t.copy_end, t.copy_reader)
+    copies = [
+        {"tensor": tensor, "from": names[source], "to": names[target], "start": start, "end": end, "for": reader}
+        for tensor, source, target, start, end, reader in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+    return {
+        "step_seconds": schedule.step_seconds,
+        "fits": schedule.fits,
+        "peak_bytes": dict(zip(names, schedule.peak_bytes.tolist(), strict=True)),
+        "start": t.start.tolist(),
+        "end": t.end.tolist(),
+        "copies": copies,
+    }
+
+
+def _print_schedule(schedule: Any, problem: Any) -> None:
+    """Prints a schedule; the bound is of `problem`, whose devices are alone: it holds for every placement."""
+    from placewise.core.quantities import seconds
+    from placewise.report.terminal_picture import device_table
+    from placewise.report.text_tables import bold
+    from placewise.report.words import explain
+    from placewise.search.planner import find_bound
+
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(schedule.step_seconds))} a step\n")
+    print(device_table(schedule))
+    print("", *explain(schedule.problem, schedule, find_bound(problem)), sep="\n")

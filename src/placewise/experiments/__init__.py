@@ -1,0 +1,1 @@
+"""The figures of the docs: benchmarks, and the papers' tables."""

@@ -1,0 +1,101 @@
+"""Recorded searches with several seeds: what a strategy finds, how surely, and how fast."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from placewise.core.contracts import Evaluator
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.search.budget import Budget
+from placewise.search.driver import unless_stopped
+from placewise.search.planner import run
+from placewise.search.request import Request, specify
+from placewise.search.store import RunFile
+from placewise.strategies import parameters
+
+Improvement = tuple[int, float, float]  # evaluations spent, seconds since the search began, step seconds
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A problem, who judges it, what people call it, and where searches are recorded."""
+
+    problem: Problem
+    evaluator: Evaluator
+    model: str
+    cluster: str
+    run_file: Path
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a strategy found with each seed."""
+
+    strategy: str
+    step_seconds: tuple[float | None, ...]  # by seed; None: nothing that fits
+    evaluations: int = 0  # of the seed that took most
+    search_seconds: float = 0.0  # of all seeds together
+    settings: Mapping[str, str] = field(default_factory=dict)
+    histories: tuple[tuple[Improvement, ...], ...] = ()  # by seed: every better placement
+    problem: str = ""  # why the strategy can't
+
+    @property
+    def times(self) -> list[float]:
+        """The step seconds of the seeds that found something, lowest first."""
+        return sorted(seconds for seconds in self.step_seconds if seconds is not None)
+
+    @property
+    def median(self) -> float | None:
+        """The median over the seeds that found something."""
+        return statistics.median(self.times) if self.times else None
+
+
+@contextmanager
+def recorded(run_file: str | Path | None) -> Iterator[Path]:
+    """Gives the file that searches are recorded in: the one that is named, or one that is gone afterwards."""
+    if run_file is not None:
+        yield Path(run_file)
+        return
+    with TemporaryDirectory(prefix="placewise-") as folder:
+        yield Path(folder) / "runs.db"
+
+
+def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluations: int, seeds: int) -> Found:
+    """Returns what a strategy finds with the seeds 0 to `seeds` - 1; KeyboardInterrupt where it is stopped.
+
+    A strategy that cools down or mixes does so within its budget. One that can't be used says why.
+    """
+    if "evaluations" in parameters(strategy):
+        settings = {"evaluations": str(evaluations), **settings}
+    times: list[float | None] = []
+    histories: list[tuple[Improvement, ...]] = []
+    most, seconds = 0, 0.0
+    for seed in range(seeds):
+        request = Request(strategy, settings, Budget(evaluations), seed, model=contest.model, cluster=contest.cluster)
+        try:
+            outcome = unless_stopped(run(contest.problem, request, contest.evaluator, run_file=contest.run_file))
+        except StrategyError as rule:
+            return Found(strategy, (), settings=settings, problem=str(rule))
+        times.append(None if outcome.placement is None else outcome.step_seconds)
+        histories.append(_improvements(contest, request))
+        most, seconds = max(most, outcome.evaluations), seconds + outcome.seconds
+    return Found(strategy, tuple(times), most, seconds, settings, tuple(histories))
+
+
+def _improvements(contest: Contest, request: Request) -> tuple[Improvement, ...]:
+    """Returns every better placement of a recorded search."""
+    found: list[Improvement] = []
+    with RunFile(contest.run_file) as file:
+        number = file.find(specify(contest.problem, request))
+        assert number is not None
+        spent = 0
+        for step in file.steps(number):
+            spent += len(step.evaluation.cost)
+            if step.best is not None:
+                fits = step.evaluation.overflow_bytes == 0
+                found.append((spent, step.seconds, float(step.evaluation.step_seconds[fits].min())))
+    return tuple(found)

@@ -1,0 +1,267 @@
+"""What the papers reported: their result tables, and the strategy of ours that stands beside each column.
+
+Numbers are seconds of a training step as printed, None where the step did not fit. Sizes that a paper does not state are
+the zoo's (docs/zoo.md). Machines are the presets that come closest; what differs stands in `Paper.notes`.
+
+    post            Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy
+                    Optimization. NeurIPS 2018. Table 1, and the appendix's comparison with other searches.
+    spotlight       Gao, Chen, Li: Spotlight: Optimizing Device Placement for Training Deep Neural Networks. ICML 2018.
+    hdp             Mirhoseini, Goldie, Pham, Steiner, Le, Dean: A Hierarchical Model for Device Placement. ICLR 2018.
+    colocrl         Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning. ICML 2017.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from placewise.core.errors import InputError
+
+OWN = "placewise"  # the column of our default strategy
+
+BY_FUNCTION = "by function"  # the column of NMT's encoder, decoder, attention and softmax, each whole
+
+HEFT_EXPECTS = "HEFT expects"  # the column of what HEFT's own model says, in which copies wait for nothing
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and the strategy that makes ours."""
+
+    name: str
+    strategy: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model on a machine, and what the paper reported for it."""
+
+    family: str  # the model, as the paper calls it
+    num_gpus: int
+    model: str
+    cluster: str
+    reported: Mapping[str, float | None] = field(default_factory=dict)  # by column; None: out of memory
+    quick_model: str = ""  # a smaller one of the same kind; none: not in the quick version
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return f"{self.family}, {self.num_gpus} GPUs"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """One table of a paper."""
+
+    name: str
+    title: str
+    system: str  # the column that the paper is about
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    compared: tuple[str, ...]  # the columns that the system's ratios are to
+    quick_evaluations: int
+    fitted: Mapping[str, str] = field(default_factory=dict)  # kind of device -> the column that a calibration may look at
+    notes: tuple[str, ...] = ()
+
+
+ONE, EXPERT, METIS = Column("single GPU", "gpu-only"), Column("expert", "expert"), Column("Metis", "metis")
+
+CPU, SCOTCH, MINCUT = Column("CPU only", "cpu-only"), Column("Scotch", "scotch"), Column("MinCut", "mincut")
+
+AUTO = Column(OWN, "auto")
+
+SMALL_NMT, SMALL_RNNLM = "length=5", "steps=5"  # of quick models: few steps of the full width
+
+
+def _reported(names: Iterable[str], *seconds: float | None) -> dict[str, float | None]:
+    return dict(zip(names, seconds, strict=True))
+
+
+# --- Post, table 1 ---
+
+_POST = ("single GPU", "expert", "Metis", "policy gradient", "Post")
+
+_POST_NMT = {2: (2.05, 7.47, 2.30, 1.22), 4: (3.43, 11.04, 4.08, 2.13), 8: (5.11, 12.74, 5.35, 2.20)}
+
+POST = Paper(
+    "post",
+    "Post (NeurIPS 2018), table 1",
+    "Post",
+    (
+        *(ONE, EXPERT, METIS, Column("policy gradient", "policy-gradient"), Column("PPO", "ppo")),
+        *(Column("cross-entropy", "cross-entropy"), Column("Post", "post"), AUTO),
+    ),
+    (
+        Row(
+            *("RNNLM", 2, "rnnlm:layers=4", "2xK80", _reported(_POST, 0.44, 0.89, 1.81, 0.66, 0.44)),
+            f"rnnlm:layers=4,{SMALL_RNNLM}",
+        ),
+        Row("ResNet-50", 2, "resnet", "2xK80", _reported(_POST, 0.86, 0.86, 4.47, 1.49, 0.86), "resnet"),
+        Row("ResNet-200", 2, "resnet:depth=200", "2xK80", _reported(_POST, 2.75, 2.75, 11.63, 3.62, 2.75)),
+        Row("ResNet-50", 4, "resnet", "4xK80", _reported(_POST, 0.86, 0.86, 4.21, 2.37, 0.86), "resnet"),
+        Row("ResNet-101", 8, "resnet:depth=101", "8xK80", _reported(_POST, 1.59, 1.59, 7.31, 2.90, 1.59)),
+        *(
+            Row("Inception-V3", gpus, "inception-v3", f"{gpus}xK80", _reported(_POST, *seconds), "inception-v3")
+            for gpus, seconds in (
+                (2, (1.79, 1.79, 6.76, 2.15, 1.30)),
+                (4, (1.75, 1.75, 6.07, 1.82, 1.19)),
+                (8, (1.78, 1.78, 7.35, 2.67, 1.29)),
+            )
+        ),
+        *(
+            Row(
+                *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK80", _reported(_POST, None, *seconds)),
+                f"nmt:layers={layers},{SMALL_NMT}",
+            )
+            for layers, seconds in _POST_NMT.items()
+        ),
+    ),
+    ("single GPU", "expert", "policy gradient"),
+    quick_evaluations=240,
+    fitted={"gpu": "single GPU"},
+    notes=("PPO and cross-entropy are the paper's figure 2, which has no seconds of their best placements.",),
+)
+
+# --- Post, appendix ---
+
+_APPENDIX = ("single GPU", "random search", "hill climbing", "genetic", "HEFT", "Post")  # the first from table 1
+
+POST_APPENDIX = Paper(
+    "post-appendix",
+    "Post (NeurIPS 2018), appendix: other searches",
+    "Post",
+    (
+        *(ONE, Column("random search", "random"), Column("hill climbing", "hill-climb", {"start": "random"})),
+        *(Column("genetic", "genetic", {"start": "random"}), Column("HEFT", "heft"), Column("Post", "post"), AUTO),
+    ),
+    (
+        Row("ResNet-50", 2, "resnet", "2xK80", _reported(_APPENDIX, 0.86, 1.64, 1.52, 1.56, 3.41, 0.86), "resnet"),
+        Row(
+            *("Inception-V3", 4, "inception-v3", "4xK80", _reported(_APPENDIX, 1.75, 1.92, 1.86, 2.03, 3.31, 1.19)),
+            "inception-v3",
+        ),
+        Row("NMT-2", 2, "nmt:layers=2", "2xK80", {}, f"nmt:layers=2,{SMALL_NMT}"),
+        Row("NMT-4", 4, "nmt:layers=4", "4xK80", {}, f"nmt:layers=4,{SMALL_NMT}"),
+    ),
+    ("single GPU", "random search", "HEFT"),
+    quick_evaluations=240,
+    notes=(
+        "The NMT rows are ours: the paper has the first two alone.",
+        "Hill climbing and the genetic algorithm begin at random placements; where the paper's begin is not stated.",
+    ),
+)
+
+# --- Spotlight ---
+
+_SPOTLIGHT = ("expert", "Metis", "ColocRL", "Spotlight")
+
+SPOTLIGHT = Paper(
+    "spotlight",
+    "Spotlight (ICML 2018)",
+    "Spotlight",
+    (ONE, EXPERT, METIS, Column("ColocRL", "colocrl"), Column("Spotlight", "spotlight"), AUTO),
+    (
+        Row(
+            *("CIFAR-10 CNN", 2, "cifar-cnn", "2xK80"),
+            _reported(("single GPU", "ColocRL", "Spotlight"), 1.0, 0.70 / 0.609, 0.70),
+            "cifar-cnn",
+        ),
+        Row(
+            *("RNNLM", 4, "rnnlm:layers=4", "4xK80", _reported(_SPOTLIGHT, 3.86, 6.12, 3.15, 2.27)),
+            f"rnnlm:layers=4,{SMALL_RNNLM}",
+        ),
+        Row(
+            *("NMT-8", 4, "nmt:layers=8", "4xK80", _reported(_SPOTLIGHT, 5.54, 10.50, 4.74, 3.62)),
+            f"nmt:layers=8,{SMALL_NMT}",
+        ),
+    ),
+    ("single GPU", "expert", "ColocRL"),
+    quick_evaluations=40,
+    notes=(
+        "CIFAR-10: the paper says shares of the training time, so its figures are in units of one GPU's.",
+        "The paper does not say how many layers its RNNLM has: 4, as the same authors' Post has, are our choice.",
+    ),
+)
+
+# --- HDP ---
+
+_HDP = ("CPU only", "single GPU", "expert", "Scotch", "MinCut", "HDP")
+
+_HDP_NMT = {
+    2: (6.46, None, 2.13, 3.21, 5.34, 0.84),
+    4: (10.68, None, 3.64, 11.18, 11.63, 1.69),
+    8: (11.52, None, 3.88, 17.85, 19.01, 4.07),
+}
+
+HDP = Paper(
+    "hdp",
+    "HDP (ICLR 2018), table 1",
+    "HDP",
+    (
+        *(CPU, ONE, EXPERT, SCOTCH, MINCUT, Column("HDP", "hdp")),
+        *(Column("random groups", "hdp", {"grouping": "random"}), AUTO),
+    ),
+    (
+        Row(
+            *("Inception-V3", 2, "inception-v3", "2xK40", _reported(_HDP, 0.61, 0.15, 0.15, 0.93, 0.82, 0.13)),
+            "inception-v3",
+        ),
+        Row("ResNet-152", 2, "resnet:depth=152", "2xK40", _reported(_HDP[1:], 1.18, 1.18, 6.27, 2.92, 1.18)),
+        Row("RNNLM", 2, "rnnlm", "2xK40", _reported(_HDP, 6.89, 1.57, 1.57, 5.62, 5.21, 1.57), f"rnnlm:{SMALL_RNNLM}"),
+        *(
+            Row(
+                *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK40", _reported(_HDP, *seconds)),
+                f"nmt:layers={layers},{SMALL_NMT}" if layers < 8 else "",
+            )
+            for layers, seconds in _HDP_NMT.items()
+        ),
+    ),
+    ("single GPU", "expert", "Scotch", "MinCut"),
+    quick_evaluations=40,
+    fitted={"cpu": "CPU only", "gpu": "single GPU"},
+    notes=("Random groups: the paper says in words that they are worse, without seconds.",),
+)
+
+# --- ColocRL ---
+
+_COLOCRL = ("CPU only", "single GPU", "Scotch", "MinCut", "expert", "ColocRL")
+
+COLOCRL = Paper(
+    "colocrl",
+    "ColocRL (ICML 2017), table 2",
+    "ColocRL",
+    (CPU, ONE, SCOTCH, MINCUT, EXPERT, Column("ColocRL", "colocrl"), AUTO),
+    tuple(
+        Row(family, gpus, model, f"{gpus}xK80", _reported(_COLOCRL, *seconds), quick)
+        for family, model, quick, both in (
+            (
+                *("RNNLM", "rnnlm", f"rnnlm:{SMALL_RNNLM}"),
+                {2: (6.89, 1.57, 13.43, 11.94, 3.81, 1.57), 4: (6.89, 1.57, 11.52, 10.44, 4.46, 1.57)},
+            ),
+            (
+                *("NMT-2", "nmt:layers=2", f"nmt:layers=2,{SMALL_NMT}"),
+                {2: (10.72, None, 14.19, 11.54, 4.99, 4.04), 4: (10.72, None, 11.23, 11.78, 4.73, 3.92)},
+            ),
+            (
+                *("Inception-V3", "inception-v3", "inception-v3"),
+                {2: (26.21, 4.60, 25.24, 22.88, 11.22, 4.60), 4: (26.21, 4.60, 23.41, 24.52, 10.65, 3.85)},
+            ),
+        )
+        for gpus, seconds in both.items()
+    ),
+    ("single GPU", "expert", "Scotch", "MinCut"),
+    quick_evaluations=40,
+    fitted={"cpu": "CPU only", "gpu": "single GPU"},
+    notes=(
+        "The presets with K80s have Post's CPU of 8 cores.",
+        "The paper's expert splits Inception-V3; ours, as HDP's and Post's, has a CNN on one GPU.",
+    ),
+)
+
+PAPERS = {paper.name: paper for paper in (POST, POST_APPENDIX, SPOTLIGHT, HDP, COLOCRL)}
+
+
+def paper_of(name: str) -> Paper:
+    """Returns the table of that name."""
+    if name not in PAPERS:
+        raise InputError(f"there is no paper {name!r}; the papers are {', '.join(PAPERS)}")
+    return PAPERS[name]

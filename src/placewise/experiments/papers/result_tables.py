@@ -1,0 +1,184 @@
+"""A reproduction as tables: for a terminal, and for a page in Markdown."""
+
+from collections.abc import Iterator, Sequence
+
+from placewise.experiments.papers.calibration import Calibration
+from placewise.experiments.papers.claims import Verdict, found_ratio, judge, reported_ratio
+from placewise.experiments.papers.recorded_searches import Found
+from placewise.experiments.papers.reported import BY_FUNCTION
+from placewise.experiments.papers.reproduction import Reproduction
+
+Cells = tuple[list[str], list[list[str]]]  # a header, and the lines below it
+
+OOM = "OOM"
+
+
+def seconds_table(reproduction: Reproduction) -> Cells:
+    """Returns the paper's seconds / ours, the median over the seeds, for every row and column."""
+    names = [column.name for column in reproduction.paper.columns]
+    names += [BY_FUNCTION] if any(BY_FUNCTION in result.found for result in reproduction.results) else []
+    lines = []
+    for result in reproduction.results:
+        row = result.row
+        cells = [
+            _pair(_reported(row.reported[name]) if name in row.reported else "", _median(result.found.get(name)))
+            for name in names
+        ]
+        lines.append([row.label, *cells, _seconds(result.bound_seconds)])
+    return ["paper / ours, s", *names, "bound"], lines
+
+
+def ratio_table(reproduction: Reproduction) -> Cells:
+    """Returns the ratios that carry the paper's claims: its system to other columns, the paper's / ours."""
+    paper = reproduction.paper
+    lines = [
+        [
+            result.row.label,
+            *(
+                _pair(_ratio(reported_ratio(result.row, paper.system, to)), _ratio(found_ratio(result, paper.system, to)))
+                for to in paper.compared
+            ),
+        ]
+        for result in reproduction.results
+    ]
+    return ["paper / ours", *(f"{paper.system} / {to}" for to in paper.compared)], lines
+
+
+def effort_table(reproduction: Reproduction) -> Cells:
+    """Returns what each column cost and how its seeds differ: the largest (worst / best - 1) of a row."""
+    lines = []
+    for column in reproduction.paper.columns:
+        found = [result.found[column.name] for result in reproduction.results if column.name in result.found]
+        spreads = [f.times[-1] / f.times[0] - 1 for f in found if f.times and f.times[0] > 0]
+        settings = ", ".join(f"{name}={value}" for name, value in column.settings.items())
+        lines.append(
+            [
+                *(
+                    column.name,
+                    f"{column.strategy} {settings}".strip(),
+                    str(max([len(f.step_seconds) for f in found], default=0)),
+                ),
+                *(f"{max([f.evaluations for f in found], default=0):,}", f"{max(spreads, default=0.0):.1%}"),
+                f"{sum(f.search_seconds for f in found):,.0f}",
+            ]
+        )
+    return ["column", "strategy", "seeds", "evaluations", "largest spread", "search s"], lines
+
+
+def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yields a line for each claim: whether it holds, the figures, and why not."""
+    for verdict in verdicts:
+        word = {True: "yes", False: "no", None: "not measured"}[verdict.holds]
+        word += (
+            f", in {verdict.num_holding} of {len(verdict.ours)} rows"
+            if verdict.holds is False and verdict.num_holding
+            else ""
+        )
+        said = f"{word}: {verdict.text}: {_figures(verdict)}" if verdict.ours else f"{word}: {verdict.text}"
+        yield said if verdict.holds is not False or not verdict.why_not else f"{said}. We think: {verdict.why_not}"
+
+
+def _figures(verdict: Verdict) -> str:
+    ours = ", ".join(f"{ratio:.2f}" for ratio in verdict.ours.values())
+    paper = ", ".join(f"{ratio:.2f}" for ratio in verdict.paper.values())
+    return f"{ours} (paper {paper})" if paper else ours
+
+
+def calibration_tables(calibration: Calibration) -> tuple[Cells, Cells]:
+    """Returns the fitted figures beside the presets', and how well they fit."""
+    figures = [
+        [
+            kind,
+            *(
+                f"{getattr(calibration.presets[kind], name) * scale:.4g} -> {getattr(fitted, name) * scale:.4g}"
+                for name, scale in (("flops", 1e-12), ("bytes_per_second", 1e-9), ("overhead_seconds", 1e6))
+            ),
+        ]
+        for kind, fitted in calibration.figures.items()
+    ]
+    fits = [
+        [
+            *(fit.model, fit.kind, _reported(fit.reported_seconds), _seconds(fit.preset_seconds)),
+            *(_seconds(fit.fitted_seconds), f"{fit.fitted_seconds / fit.reported_seconds - 1:+.0%}"),
+        ]
+        for fit in calibration.fits
+    ]
+    header = ["device", "Tflop/s", "GB/s", "overhead, µs"]
+    return (header, figures), (["model", "on", "paper, s", "preset, s", "fitted, s", "error"], fits)
+
+
+def heading(reproduction: Reproduction) -> str:
+    """Returns one line on what was done."""
+    effort = reproduction.effort
+    version = (
+        "quick version (it shows that all works; it is too small to judge claims)" if effort.is_quick else "full version"
+    )
+    machines = reproduction.machines
+    machine = "presets" if machines.calibration is None else f"calibrated by {machines.calibration.paper}"
+    machine += "" if machines.slower_links == 1.0 else f", links {machines.slower_links:g} times slower"
+    done = "" if reproduction.is_complete else "; stopped before the end"
+    return (
+        f"{version}: {effort.evaluations:,} evaluations, {effort.own_evaluations:,} for placewise, "
+        f"{effort.seeds} seeds, machines: {machine}{done}"
+    )
+
+
+def markdown(reproduction: Reproduction) -> Iterator[str]:
+    """Yields the lines of a page."""
+    yield f"# {reproduction.paper.title}, again"
+    yield f"    {command(reproduction)}"
+    yield ""
+    yield heading(reproduction)[0].upper() + heading(reproduction)[1:] + "."
+    for title, cells in (
+        ("Seconds of a step", seconds_table(reproduction)),
+        ("Ratios", ratio_table(reproduction)),
+        ("What it took", effort_table(reproduction)),
+    ):
+        yield from ("", f"## {title}", *markdown_table(*cells))
+    yield from ("", "## Claims", *(f"- {line}" for line in claim_lines(judge(reproduction))))
+    if reproduction.paper.notes:
+        yield from ("", *reproduction.paper.notes)
+
+
+def command(reproduction: Reproduction) -> str:
+    """Returns the command that makes this table."""
+    effort = reproduction.effort
+    words = ["placewise reproduce", reproduction.paper.name, *(["--quick"] if effort.is_quick else [])]
+    machines = reproduction.machines
+    words += ["--calibrated"] if machines.calibration is not None else []
+    words += [f"--slower-links {machines.slower_links:g}"] if machines.slower_links != 1.0 else []
+    return " ".join([*words, f"--seeds {effort.seeds} --budget {effort.evaluations} --own-budget {effort.own_evaluations}"])
+
+
+def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields a table as Markdown has it."""
+    yield f"| {' | '.join(header)} |"
+    yield f"|{'---|' * len(header)}"
+    for cells in lines:
+        yield f"| {' | '.join(cells)} |"
+
+
+def _pair(paper: str, ours: str) -> str:
+    return f"{paper or '-'} / {ours or '-'}" if paper or ours else "-"
+
+
+def _reported(seconds: float | None) -> str:
+    return OOM if seconds is None else f"{seconds:.2f}"
+
+
+def _median(found: Found | None) -> str:
+    if found is None:
+        return ""
+    if found.problem:
+        return "can't"
+    return OOM if found.median is None else _seconds(found.median)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.4f}" if seconds < 0.1 else f"{seconds:.3f}" if seconds < 10 else f"{seconds:.1f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"

@@ -1,0 +1,1 @@
+"""The files that placewise reads and writes. Reading one never executes code."""

@@ -1,0 +1,1 @@
+"""A PyTorch training step becomes a graph and a program."""

@@ -1,0 +1,302 @@
+"""From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
+
+import gc
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from placewise.core.errors import CaptureError
+from placewise.core.graph import Graph
+from placewise.formats.files import one_line
+from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
+from placewise.graph_capture.host_scalars import HostScalar
+from placewise.graph_capture.meta_copies import adopt_state, meta_copy, meta_parts
+from placewise.graph_capture.meta_kernels import QuickMeta
+from placewise.graph_capture.meta_modes import HostNumbers, Redirect
+from placewise.graph_capture.program import Program, Resident
+from placewise.graph_capture.recorder import Recorder
+from placewise.graph_capture.training_step import TrainingStep
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """A recorded step: the graph to place, and the program to run."""
+
+    graph: Graph
+    program: Program
+    step: TrainingStep
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keeps Python from looking for cycles: recording makes many objects that all stay, and few cycles."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_no_garbage_collection()
+def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
+    """Returns the recorded step; nothing is allocated or computed, and what was given is not changed."""
+    recorder = Recorder()
+    twin = meta_copy(step, recorder)
+    parts = meta_parts(step, recorder)
+    _follow_modules(twin.model, recorder)
+    _follow_modules(twin.loss_fn, recorder, "loss")
+    try:
+        buffers = dict(twin.model.named_buffers())
+        outputs = _record_forward_and_backward(twin, parts, recorder)
+        if twin.optimizer is not None and step.optimizer is not None:
+            _record_update(twin.model, twin.optimizer, step.optimizer, recorder)
+        _keep_buffers(buffers, twin.model, recorder)
+    except Exception as problem:
+        raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
+    graph = recorder.columns.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
+    return CapturedStep(graph, recorder.tape.program([recorder.windows.reach(t).slot for t in outputs]), step)
+
+
+# --- running it once ---
+
+
+def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder: Recorder) -> list[Tensor]:
+    """Returns the loss of each micro-batch; without an optimizer all tensors that the model returns."""
+    outputs: list[Tensor] = []
+    with ExitStack() as modes:
+        if step.optimizer is None:
+            modes.enter_context(torch.no_grad())
+        modes.enter_context(_transformers_told())
+        modes.enter_context(Redirect(recorder))
+        modes.enter_context(recorder)
+        for number, part in enumerate(parts):
+            recorder.micro_batch = number if len(parts) > 1 else -1
+            recorder.phase = FORWARD
+            if step.optimizer is None:
+                outputs += [t if t.is_meta else recorder.given(t) for t in _tensors(_call(step.model, part))]
+                continue
+            loss = _loss(step.loss_fn, step.model, part)
+            if len(parts) > 1:
+                loss = loss / len(parts)
+            outputs.append(loss.detach())
+            recorder.phase = BACKWARD
+            loss.backward()  # type: ignore[no-untyped-call]
+            del loss
+    return outputs
+
+
+@contextmanager
+def _transformers_told() -> Iterator[None]:
+    """Lets models of transformers know that they are traced: they then don't look into an attention mask."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    asks = getattr(module, "is_jit_tracing", None)
+    if module is None or asks is None:
+        yield
+        return
+    module.is_jit_tracing = lambda: True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.is_jit_tracing = asks  # type: ignore[attr-defined]
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _loss(loss_fn: Callable[..., Tensor] | None, model: nn.Module, batch: Any) -> Tensor:
+    """Returns the loss of a batch; TrainingStep says how the batch tells the model's arguments."""
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and loss_fn is not None
+    output = _call(model, batch[0] if pair else batch)
+    if loss_fn is not None:
+        output = loss_fn(output, batch[1]) if pair else loss_fn(output)
+    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        raise CaptureError(
+            "the loss must be one number that depends on the model's parameters, it is "
+            + (f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(output).__name__}")
+        )
+    return loss
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Returns the tensors of nested lists, tuples and tables."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for entry in value for tensor in _tensors(entry)] if isinstance(value, (list, tuple)) else []
+
+
+# --- the update ---
+
+
+def _record_update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder
+) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    if not trained:
+        raise CaptureError("no parameter of the optimizer gets a gradient")
+    recorder.phase, recorder.micro_batch, recorder.path = UPDATE, -1, ""
+    _make_state(optimizer, original, recorder)
+    numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
+    for number, group in enumerate(optimizer.param_groups):
+        if isinstance(group["lr"], Tensor):
+            recorder.tape.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
+        else:
+            resident = recorder.tape.add_number("hyper-parameter", "lr", number)
+            group["lr"] = HostScalar.of(group["lr"], resident.slot, recorder.tape)
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    with Redirect(recorder, live=True), recorder:
+        optimizer.step()
+    _keep_numbers(numbers, recorder)
+    for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
+        if changed := [key for key, value in before.items() if group[key] is not value]:
+            raise CaptureError(f"the optimizer's step changes {changed[0]!r} of its parameter group {number}")
+    if recorder.tape.has_lost_numbers:
+        raise CaptureError(
+            "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
+            "a way that can't be recorded: only + - * / ** of Python and the methods of tensors can, not those of math"
+        )
+
+
+def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:
+    """Lets the optimizer make its state, as its first step does; state that the original has already goes first."""
+    with HostNumbers(recorder), QuickMeta(recorder.kernels):
+        try:
+            optimizer.step()
+        except KeyError:  # state that its constructor makes (Adagrad's, in older torch): the original has it
+            optimizer.state.clear()
+    for group, given in zip(optimizer.param_groups, original.param_groups, strict=True):
+        for parameter, key in zip(group["params"], given["params"], strict=True):
+            if key in original.state:
+                adopt_state(optimizer, parameter, original.state[key])
+
+
+def _add_state(
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder
+) -> list[tuple[dict[str, Any], Resident, type]]:
+    """Makes a parameter's gradient and optimizer state known; returns where numbers are that are no tensors."""
+    assert parameter.grad is not None
+    recorder.set_owner(parameter.grad, name)
+    state = optimizer.state.get(parameter, {})
+    numbers = []
+    for key, value in state.items():
+        if isinstance(value, Tensor) and value.is_meta:
+            recorder.add_resident(value, "state", name, key, owner=name)
+        elif isinstance(value, Tensor):
+            recorder.tape.add_host_resident(value, "state", name, key)
+        elif type(value) in (int, float):
+            resident = recorder.tape.add_number("state", name, key)
+            state[key] = HostScalar.of(value, resident.slot, recorder.tape)
+            numbers.append((state, resident, type(value)))
+    return numbers
+
+
+def _keep_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
+    """Records which numbers of the optimizer's state the step has replaced."""
+    for state, resident, kind in numbers:
+        value = state[str(resident.key)]
+        if type(value) is not HostScalar:
+            raise CaptureError(f"the optimizer's step gives its state {resident.key!r} a value that can't be recorded")
+        if value.slot != resident.slot:
+            slot = recorder.tape.host_call(int, (value.slot,)) if kind is int else value.slot
+            recorder.tape.update_number(resident, slot)
+
+
+def _keep_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:
+    """Records a copy into each buffer that the model has replaced by another tensor (`self.mean = ...`)."""
+    present = dict(model.named_buffers(remove_duplicate=False))
+    for name, buffer in buffers.items():
+        value = present.get(name)
+        if value is buffer:
+            continue
+        recorder.path = name.rpartition(".")[0]
+        if value is None or value.size() != buffer.size() or value.dtype != buffer.dtype:
+            raise CaptureError(f"the step replaces the buffer {name!r} by something of another shape or type")
+        with torch.no_grad(), Redirect(recorder), recorder:
+            buffer.copy_(value)
+
+
+# --- around it ---
+
+
+def _located(problem: Exception, recorder: Recorder) -> CaptureError:
+    """Returns the error of a step that can't be recorded, with the place in the user's code."""
+    text = str(problem)
+    if not isinstance(problem, CaptureError):
+        text = f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem)}{recorder.where()}"
+    place = user_frame(problem)
+    return CaptureError(f"{text} ({place})" if place else text)
+
+
+def user_frame(problem: BaseException) -> str:
+    """Returns 'file.py:12' of the innermost frame outside of torch, placewise and Python's importing, or ''."""
+    folders = (Path(torch.__file__).parent, Path(inspect.getfile(importlib)).parent, Path(__file__).parents[1])
+    libraries = (*map(str, folders), "<")
+    for frame in reversed(traceback.extract_tb(problem.__traceback__)):
+        if not frame.filename.startswith(libraries):
+            return f"{Path(frame.filename).name}:{frame.lineno}"
+    return ""
+
+
+def _follow_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
+    """Lets the recorder know which module of a copy runs."""
+    stack: list[str] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            stack.append(recorder.path)
+            recorder.path = path
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        recorder.path = stack.pop()
+
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        module.register_forward_pre_hook(enter(".".join(filter(None, (prefix, name)))), prepend=True)
+        module.register_forward_hook(leave)
+
+
+def capture(
+    model: "torch.nn.Module",
+    loss_fn: "Callable[..., torch.Tensor] | None",
+    optimizer: "torch.optim.Optimizer",
+    example_batch: Any,
+    *,
+    micro_batches: int = 1,
+    name: str = "",
+) -> "CapturedStep":
+    """Returns the whole training step as recorded on the meta device: forward, backward and update.
+
+    Nothing is allocated or computed, and nothing that is given is changed. `TrainingStep` says how the model is called
+    with a batch. With `micro_batches` = M the batch is cut into M parts whose gradients accumulate before the update.
+    """
+    from placewise.graph_capture.training_step import TrainingStep
+
+    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches), name)
+
+
+def capture_inference(
+    model: "torch.nn.Module", example_batch: Any, *, micro_batches: int = 1, name: str = ""
+) -> "CapturedStep":
+    """Returns the forward pass as recorded on the meta device; a batch that is a tuple is the model's arguments."""
+    from placewise.graph_capture.training_step import TrainingStep
+
+    return capture_step(TrainingStep(model, None, None, example_batch, micro_batches), name)

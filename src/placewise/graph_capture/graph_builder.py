@@ -1,0 +1,102 @@
+"""The graph while it grows: columns of ops and tensors, and what must share a device."""
+
+import numpy as np
+
+from placewise.core.arrays import Ints, Ragged
+from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Shape, Tensors
+from placewise.core.sets import merge_sets
+
+FORWARD, BACKWARD, UPDATE = 0, 1, 2
+
+
+class GraphBuilder:
+    """The columns of a graph, one entry for each op or tensor so far."""
+
+    def __init__(self) -> None:
+        self.op_names: list[str] = []
+        self.op_kinds: list[str] = []
+        self.phases: list[int] = []
+        self.micro_batches: list[int] = []
+        self.reads: list[list[int]] = []
+        self.writes: list[list[int]] = []
+        self.after: list[list[int]] = []
+        self.flops: list[float] = []
+        self.bytes_moved: list[float] = []
+        self.devices: list[tuple[str, ...] | None] = []
+        self.owners: list[str] = []  # the parameter that an op of the update belongs to, or ""
+        self.tensor_names: list[str] = []
+        self.tensor_bytes: list[int] = []
+        self.tensor_kinds: list[str] = []
+        self.alias_of: list[int] = []
+        self.readers: list[list[int]] = []  # of each tensor: ops
+        self.tensor_owners: list[str] = []
+        self.tensor_shapes: list[int] = []  # index into shapes
+        self.shapes: list[Shape] = []  # each once
+
+    def add_tensor(self, name: str, nbytes: int, kind: str, alias_of: int, owner: str, shape: int) -> int:
+        """Returns the number of a new tensor."""
+        self.tensor_names.append(name)
+        self.tensor_bytes.append(nbytes)
+        self.tensor_kinds.append(kind)
+        self.alias_of.append(alias_of)
+        self.readers.append([])
+        self.tensor_owners.append(owner)
+        self.tensor_shapes.append(shape)
+        return len(self.tensor_names) - 1
+
+    def add_version(self, old: int, owner: str) -> int:
+        """Returns the number of the tensor that an op leaves where it writes into an old one in place."""
+        name = self.tensor_names[old].rstrip("'") + "'"
+        owner = self.tensor_owners[old] or owner
+        return self.add_tensor(name, self.tensor_bytes[old], self.tensor_kinds[old], old, owner, self.tensor_shapes[old])
+
+    def to_graph(self, outputs: list[int], name: str) -> Graph:
+        """Returns the graph, checked, with the smallest groups; a resident tensor's home is the group that writes it."""
+        storages = _storages(self.alias_of)
+        writes = Ragged.of(self.writes)
+        groups = self._colocated(storages)
+        home = np.full(len(storages), -1, np.int64)
+        home[storages[writes.values]] = groups[writes.rows]
+        home[writes.values] = -1  # what the step makes has no home
+        tensors = Tensors(
+            tuple(self.tensor_names),
+            np.array(self.tensor_bytes, np.int64),
+            np.array([TENSOR_KINDS.index(kind) for kind in self.tensor_kinds], np.int64),
+            home,
+            np.array(self.alias_of, np.int64),
+            tuple(self.shapes),
+            np.array(self.tensor_shapes, np.int64),
+        )
+        ops = Ops(
+            names=tuple(self.op_names),
+            kinds=tuple(self.op_kinds),
+            phases=np.array(self.phases, np.int64),
+            groups=groups,
+            reads=Ragged.of(self.reads),
+            writes=writes,
+            after=Ragged.of(self.after),
+            flops=np.array(self.flops, np.float64),
+            bytes_moved=np.array(self.bytes_moved, np.float64),
+            devices=tuple(self.devices),
+            micro_batches=np.array(self.micro_batches, np.int64),
+        )
+        return Graph(name, tensors, ops, np.array(outputs, np.int64))
+
+    def _colocated(self, storages: Ints) -> Ints:
+        """Returns the smallest groups: ops that write one storage, and a parameter's whole update: [ops]."""
+        roots = storages.tolist()
+        first: dict[int | str, int] = {}  # storage, or parameter -> the first op that writes it or belongs to it
+        pairs = []
+        for op, (writes, owner) in enumerate(zip(self.writes, self.owners, strict=True)):
+            shared: list[int | str] = [roots[tensor] for tensor in writes]
+            pairs += [(first.setdefault(key, op), op) for key in ([*shared, owner] if owner else shared)]
+        return merge_sets(len(self.op_names), pairs)
+
+
+def _storages(alias_of: list[int]) -> Ints:
+    """Returns the tensor that owns each tensor's memory; an alias stands behind what it shares: [tensors]."""
+    storages = list(range(len(alias_of)))
+    for tensor, alias in enumerate(alias_of):
+        if alias >= 0:
+            storages[tensor] = storages[alias]
+    return np.array(storages, np.int64)

@@ -1,0 +1,192 @@
+"""Where tensors are made: under these modes it is on the meta device, and nobody reads their values."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import _disable_current_modes
+
+from placewise.core.errors import CaptureError
+from placewise.graph_capture.host_scalars import HostScalar
+from placewise.graph_capture.recorder import Recorder
+
+VALUE_READERS = {
+    Tensor.item: "item()",
+    Tensor.tolist: "tolist()",
+    Tensor.numpy: "numpy()",
+    Tensor.__bool__: "a condition (bool)",
+    Tensor.__int__: "int()",
+    Tensor.__float__: "float()",
+    Tensor.__index__: "an index",
+    Tensor.__array__: "numpy",
+}
+
+FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
+
+FACTORIES = frozenset(_device_constructors()) - FROM_DATA
+
+SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+HANDLERS = {  # functions of torch that Redirect does not call as they are -> its method
+    **dict.fromkeys(VALUE_READERS, "_read_value"),
+    **dict.fromkeys(FACTORIES, "_make"),
+    **dict.fromkeys(FROM_DATA, "_make_from_data"),
+    Tensor.new_tensor: "_make_new_tensor",
+    Tensor.cuda: "_move",
+    Tensor.cpu: "_move",
+    Tensor.to: "_convert",
+    Tensor.__getitem__: "_index",
+    Tensor.__setitem__: "_index",
+    SET_DATA: "_set_data",
+}
+
+_is_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+class Redirect(TorchFunctionMode):
+    """Makes every tensor of the step on the meta device, wherever the model wanted it, and keeps the host's numbers.
+
+    `live`: numbers that are read from the host's tensors are HostScalars (the update), not constants (all else).
+    """
+
+    def __init__(self, recorder: Recorder, live: bool = False) -> None:
+        super().__init__()
+        self.recorder, self.tape, self.live = recorder, recorder.tape, live
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return getattr(self, handler)(func, args, kwargs or {})
+        return self._call(func, args, kwargs or {})
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_autocast_enabled():
+            raise CaptureError(
+                "autocast has no effect on the meta device: cast the model itself, model.to(torch.bfloat16)"
+                + self.recorder.where()
+            )
+        if self.live:
+            kwargs = {key: self._number(value) if key in ("value", "alpha") else value for key, value in kwargs.items()}
+            self.tape.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.tape.scalars = {}
+
+    def _number(self, value: Any) -> Any:
+        """Returns an argument that torch reads as a number: of a tensor it would take the value as it is now."""
+        return self._read_value(Tensor.item, (value,), {}) if isinstance(value, Tensor) else value
+
+    def _read_value(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor: Tensor = args[0]
+        if tensor.is_meta:
+            raise self.recorder.needs_value(VALUE_READERS[func])
+        with _disable_current_modes():
+            value = func(*args, **kwargs)
+        if not self.live or isinstance(value, bool) or not self.tape.is_live(tensor):
+            return value
+        if func is not Tensor.item:
+            raise CaptureError(
+                f"the optimizer reads a number that changes from step to step with {VALUE_READERS[func]}, "
+                "which can't be recorded: use item()"
+            )
+        slot = self.tape.host_call(torch.ops.aten._local_scalar_dense.default, (self.tape.host_slot(tensor),))
+        return HostScalar.of(value, slot, self.tape)
+
+    def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return func(*args, **{**kwargs, "device": "meta"})
+
+    def _make_from_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Tensor):
+            return func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+        if args and type(args[0]) is HostScalar:
+            with _disable_current_modes():
+                return self.tape.host_tensor(args[0], args[0].slot, kwargs.get("dtype"))
+        if args and (inner := _first_tensor(args[0])) is not None and inner.is_meta:
+            raise self.recorder.needs_value("torch.tensor of a list of tensors")
+        with _disable_current_modes():
+            value: Tensor = func(*args, **{**kwargs, "device": "cpu"})
+            if self.live and not value.dim():
+                self.tape.host_slot(value)
+                return value
+            twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+            self.recorder.add_constant(twin, value.detach())
+            return twin.requires_grad_(value.requires_grad)
+
+    def _make_new_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._make_from_data(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
+
+    def _move(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0]
+
+    def _convert(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._call(func, *_without_device(*args, **kwargs))
+
+    def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Indexes with tensors for lists of numbers; torch itself would make those on the meta device, without values."""
+
+        def with_tensors(index: Any) -> Any:
+            if isinstance(index, tuple):
+                return tuple([with_tensors(entry) for entry in index])
+            if isinstance(index, np.ndarray) or (isinstance(index, list) and index and _all_numbers(index)):
+                return self._make_from_data(torch.tensor, (index,), {})
+            return index
+
+        return self._call(func, (args[0], with_tensors(args[1]), *args[2:]), kwargs)
+
+    def _set_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Writes a tensor's new data into its memory, where eager code exchanges the memory."""
+        tensor, value = args
+        if tensor.size() != value.size() or tensor.dtype != value.dtype:
+            raise CaptureError(f"the step changes the shape or type of a tensor's data{self.recorder.where()}")
+        tensor.data.copy_(value)
+
+
+class HostNumbers(TorchFunctionMode):
+    """Lets an optimizer make its state on the meta device, but single numbers (step counters) on the host."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in VALUE_READERS and isinstance(args[0], Tensor) and args[0].is_meta:
+            raise self.recorder.needs_value(VALUE_READERS[func])
+        if func in FACTORIES or func in FROM_DATA:
+            out = func(*args, **{**kwargs, "device": "meta"})
+            return out if out.dim() else func(*args, **{**kwargs, "device": "cpu"})
+        if func == SET_DATA:
+            return None  # the parameter keeps its memory
+        return func(*args, **kwargs)
+
+
+def _first_tensor(value: Any) -> Tensor | None:
+    """Returns the first tensor in nested lists and tuples, or None."""
+    if isinstance(value, Tensor):
+        return value
+    entries = value if isinstance(value, (list, tuple)) else ()
+    return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)
+
+
+def _all_numbers(index: list[Any]) -> bool:
+    return all(_all_numbers(entry) if isinstance(entry, list) else isinstance(entry, int) for entry in index)
+
+
+def _without_device(
+    tensor: Tensor, *args: Any, copy: bool = False, memory_format: Any = None, **kwargs: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of Tensor.to without those that name a device."""
+    other = [arg for arg in (*args, kwargs.get("other")) if isinstance(arg, Tensor)]
+    dtypes = [arg for arg in (*args, kwargs.get("dtype")) if isinstance(arg, torch.dtype)]
+    dtype = other[0].dtype if other else dtypes[0] if dtypes else tensor.dtype
+    copies = copy or [arg for arg in args if type(arg) is bool][1:] == [True]  # after non_blocking
+    named = {} if memory_format is None else {"memory_format": memory_format}
+    return (tensor, dtype), {"copy": copies, **named}

@@ -1,0 +1,141 @@
+"""What a recorded op costs: floating-point operations, bytes moved, and the kinds of device that can run it.
+
+Flops of matrix products, convolutions and attention come from torch's own registry. All others are estimated as
+`FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor
+they read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of
+its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write,
+scatters (`SCATTERS`) write as much of theirs as they read, and what only overwrites (`OVERWRITES`) does not read first.
+"""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from placewise.graph_capture.views import View
+
+FLOPS_PER_ELEMENT = {
+    "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
+    "native_batch_norm": 6, "native_batch_norm_backward": 9, "native_layer_norm": 6, "native_layer_norm_backward": 11,
+    "native_group_norm": 6, "native_group_norm_backward": 11,
+    "sigmoid": 4, "sigmoid_": 4, "tanh": 6, "tanh_": 6, "gelu": 10, "gelu_backward": 15, "silu": 5, "silu_backward": 8,
+    "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
+    "lerp": 3, "lerp_": 3, "mv": 2, "addmv": 2, "dot": 2, "addr": 2,
+}  # fmt: skip
+
+MOVES_ONLY = frozenset({
+    "clone", "copy", "copy_", "_to_copy", "cat", "stack", "repeat", "flip", "roll", "tril", "triu", "constant_pad_nd",
+    "zeros", "zero", "zero_", "ones", "full", "fill", "fill_", "zeros_like", "ones_like", "full_like", "new_zeros",
+    "new_ones", "new_full", "arange", "eye", "scalar_tensor", "embedding", "index", "index_select", "gather",
+    "slice_backward", "select_backward", "slice_scatter", "select_scatter",
+})  # fmt: skip
+
+ALLOCATES_ONLY = frozenset({
+    "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+})  # fmt: skip
+
+SHAPE_ONLY = frozenset({  # they look at the shape of their first argument, not at its data
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_empty_strided",
+})  # fmt: skip
+
+LOOKUPS = frozenset({"embedding", "index", "index_select", "gather"})
+
+SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_"})
+
+OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
+
+BATCH_NORM = {  # arguments that are running statistics, and the one that says whether it trains; the schema does not tell
+    "native_batch_norm": ((3, 4), 5),  # trains: writes them
+    "native_batch_norm_backward": ((3, 4), 7),  # trains: does not look at them
+}
+
+CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
+
+GPU_ONLY_PREFIXES = (
+    *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
+    *("_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention"),
+)
+
+INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
+
+
+class OpFacts:
+    """What there is to know of an ATen overload, looked up once."""
+
+    __slots__ = (
+        *("allocates", "batch_norm", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup"),
+        *("mutated", "name", "overwrites", "random", "recorded", "scatter", "shape_only", "takes_device"),
+    )
+
+    def __init__(self, function: OpOverload) -> None:
+        from torch.utils.flop_counter import flop_registry
+
+        packet = function._overloadpacket
+        self.name: str = packet.__name__
+        self.kind = f"{function.namespace}.{self.name}"
+        self.recorded = function.namespace != "profiler"
+        self.flops_formula = flop_registry.get(packet)
+        self.shape_only = self.name in SHAPE_ONLY
+        self.takes_device = any(argument.name == "device" for argument in function._schema.arguments)
+        self.random = torch.Tag.nondeterministic_seeded in function.tags
+        self.allocates = self.name in ALLOCATES_ONLY
+        self.changes_shape = torch.Tag.inplace_view in function.tags  # squeeze_, t_, resize_
+        self.lookup = self.name in LOOKUPS
+        self.scatter = self.name in SCATTERS
+        self.overwrites = self.name in OVERWRITES
+        moves = self.name in MOVES_ONLY or self.allocates
+        self.flops_per_element = 0 if moves else FLOPS_PER_ELEMENT.get(self.name, 1)
+        self.is_view = function.is_view or self.name in ("_unsafe_view", "unsafe_split", "unsafe_chunk")
+        self.batch_norm = BATCH_NORM.get(self.name)
+        self.mutated = frozenset(BATCH_NORM[self.name][0] if self.name == "native_batch_norm" else ()) | frozenset(
+            argument.name if argument.kwarg_only else position
+            for position, argument in enumerate(function._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+
+
+def estimated_flops(facts: OpFacts, inputs: list[View], outputs: list[View]) -> float:
+    """Returns the flops of an op that torch has no formula for."""
+    if not facts.flops_per_element:
+        return 0.0
+    return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
+
+
+def bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View], written: list[View]) -> float:
+    """Returns the bytes that an op must touch; `written` are those of its outputs that it changes in place."""
+    if facts.allocates:
+        return 0.0
+    made = sum([view.nbytes for view in outputs])
+    if facts.lookup:
+        return float(2 * made + sum([view.nbytes for view in inputs[1:]]))
+    if facts.scatter:
+        return float(sum([view.nbytes for view in inputs[1:]]) + max([view.nbytes for view in inputs[1:]], default=0))
+    read = dict.fromkeys(inputs)
+    if facts.overwrites:
+        for view in written:
+            read.pop(view, None)
+    return float(made + sum([view.nbytes for view in read]))
+
+
+def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None:
+    """Returns the kinds of device that can run an op whose first input has this type, None: all.
+
+    A CPU build of torch does not know which ops have GPU kernels, so the few that matter stand here by name.
+    """
+    if name.startswith(CPU_ONLY_PREFIXES):
+        return ("cpu",)
+    if name.startswith(GPU_ONLY_PREFIXES):
+        return ("gpu",)
+    if name in INTEGER_PRODUCTS and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        return ("cpu",)
+    return None
+
+
+def without_statistics(facts: OpFacts, args: Any) -> Any:
+    """Returns the arguments of a batch norm; its backward step in training gets no running statistics, for it reads none."""
+    assert facts.batch_norm is not None
+    statistics, training = facts.batch_norm
+    if facts.mutated or not args[training]:
+        return args
+    return tuple([None if position in statistics else value for position, value in enumerate(args)])

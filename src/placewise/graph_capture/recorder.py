@@ -1,0 +1,325 @@
+"""Small things about tensors that the recorder needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from placewise.core.errors import CaptureError
+from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, GraphBuilder
+from placewise.graph_capture.meta_kernels import MetaKernels, signature
+from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
+from placewise.graph_capture.program import HERE, Resident
+from placewise.graph_capture.program_builder import ProgramBuilder
+from placewise.graph_capture.views import View, Views
+
+
+def without_data(tensor: Tensor) -> Tensor:
+    """Returns a tensor that has the shape, strides and type of another, and nothing else."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def collect(values: Any, into: list[Tensor]) -> None:
+    """Appends every tensor in nested lists and tuples."""
+    for value in values:
+        if isinstance(value, Tensor):
+            into.append(value)
+        elif type(value) in (list, tuple):
+            collect(value, into)
+
+
+def with_tensors(value: Any, found: Callable[[Tensor], Tensor]) -> Any:
+    """Returns nested lists, tuples and dicts with what is found for each tensor in its place."""
+    if isinstance(value, Tensor):
+        return found(value)
+    if type(value) in (list, tuple):
+        return type(value)([with_tensors(entry, found) for entry in value])
+    if type(value) is dict:
+        return {key: with_tensors(entry, found) for key, entry in value.items()}
+    return value
+
+
+SUFFIXES = ("", ".backward", ".update")
+
+_current_node = torch._C._current_autograd_node
+
+_sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Turns the ops that run on the meta device into the columns of a graph and the calls of a program."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.columns = GraphBuilder()
+        self.tape = ProgramBuilder()
+        self.windows = Views(self.columns, self.tape)
+        self.kernels = MetaKernels()
+        self.phase, self.micro_batch, self.path = FORWARD, -1, ""
+        self.forbidden: dict[int, str] = {}  # the user's own parameters, which the step must not touch: storage -> name
+        self._facts: dict[Any, OpFacts] = {}
+        self._known_flops: dict[Any, float] = {}
+        self._paths: dict[int, str] = {}  # autograd's sequence number -> module path of the forward op
+        self._name_counts: dict[str, int] = {}
+        self._twins: dict[int, tuple[Tensor, Tensor]] = {}  # storage of a tensor with a value -> the tensor, its stand-in
+        self._lasting: set[int] = set()  # storages of constants that were there before the step
+
+    # --- what is there before the step starts ---
+
+    def add_resident(self, tensor: Tensor, kind: str, name: str, key: str | int = "", owner: str = "") -> None:
+        """Makes a tensor known that is at home when the step starts; one whose storage is known already is the same."""
+        if self.windows.knows(tensor):
+            return
+        label = f"{name}.{key}" if kind == "state" else name
+        if kind == "input" and isinstance(key, int) and key >= 0:
+            label = f"{name}[micro-batch {key}]"
+        number = self.windows.add_storage(tensor, label, kind, owner)
+        slot = self.windows.view(tensor).slot
+        self.tape.residents.append(Resident(slot, number, kind, name, key, None, without_data(tensor)))
+
+    def add_constant(self, twin: Tensor, value: Tensor | None) -> None:
+        """Makes the stand-in of a constant known."""
+        name = f"constant_{len(self.tape.residents)}"
+        number = self.windows.add_storage(twin, name, "constant")
+        slot = self.windows.view(twin).slot
+        self.tape.residents.append(Resident(slot, number, "constant", name, "", value, without_data(twin)))
+
+    def set_owner(self, tensor: Tensor, owner: str) -> None:
+        """Says which parameter a tensor (its gradient) belongs to."""
+        self.columns.tensor_owners[self.tensor_of(tensor)] = owner
+
+    def tensor_of(self, tensor: Tensor) -> int:
+        """Returns the graph's tensor that holds the newest value of this one's storage."""
+        return self.windows.newest[tensor.untyped_storage()._cdata]
+
+    def given(self, value: Tensor) -> Tensor:
+        """Returns the stand-in on the meta device of a tensor that was there before and has a value."""
+        self._refuse_forbidden(value)
+        address = value.untyped_storage()._cdata
+        _, twin = self._twins.get(address, (value, None))
+        if twin is None or twin.size() != value.size() or twin.stride() != value.stride():
+            twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+            self._twins[address] = (value, twin)
+            self.add_constant(twin, value)
+            self._lasting.add(twin.untyped_storage()._cdata)
+        return twin
+
+    def where(self) -> str:
+        """Returns the place that the step has reached, as the end of a message."""
+        if self.phase == UPDATE:
+            return ", in the optimizer's update"
+        path = self._module_path()
+        return f", in module {path!r}" if path else ""
+
+    def needs_value(self, what: str) -> CaptureError:
+        """Returns the error of a step that looks into a tensor."""
+        return CaptureError(f"the step depends on data: {what} needs the value of a tensor{self.where()}")
+
+    def _refuse_forbidden(self, tensor: Tensor) -> None:
+        name = self.forbidden.get(tensor.untyped_storage()._cdata)
+        if name is not None:
+            raise CaptureError(
+                f"the step uses {name!r} of the model that was given, not of its copy on the meta device: "
+                f"reach it through the model that is called{self.where()}"
+            )
+
+    # --- ops ---
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        facts = self._facts.get(func)
+        if facts is None:
+            facts = self._facts[func] = OpFacts(func)
+        if not facts.recorded:
+            return func(*args, **kwargs)
+        if self.phase == FORWARD or self.path:
+            self._paths.setdefault(_sequence_number() - 1, self.path)
+        tensors: list[Tensor] = []
+        collect(args, tensors)
+        if kwargs:
+            collect(kwargs.values(), tensors)
+        if facts.batch_norm is not None:
+            args = without_statistics(facts, args)
+            tensors = []
+            collect(args, tensors)
+        num_meta = sum([tensor.is_meta for tensor in tensors])
+        if num_meta < len(tensors):
+            if not num_meta and self.phase == UPDATE:
+                return self._host_op(func, args, kwargs, tensors)
+            args, kwargs = self._without_host_tensors(args, not num_meta), self._without_host_tensors(kwargs, not num_meta)
+            tensors = []
+            collect((args, kwargs.values()), tensors)
+            tensors = [tensor for tensor in tensors if tensor.is_meta]
+        return self._record(func, facts, args, kwargs, tensors)
+
+    def _record(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
+        out = self._run(func, facts, args, kwargs)
+        results: list[Tensor] = []
+        collect((out,), results)
+        if not results and not facts.mutated:
+            return out
+        if facts.changes_shape:
+            return self._reshaped(facts, out)
+        newest = self.windows.newest
+        fresh = [t for t in results if t.untyped_storage()._cdata not in newest]
+        op = -1
+        if fresh or facts.mutated:
+            op = self._add_op(func, facts, args, kwargs, inputs, tensors, fresh, out)
+        elif None not in [self.windows.find(t) for t in results]:
+            return out  # a detach, or a view that was made before
+        call_args = (without_data(args[0]), *args[1:]) if facts.shape_only else self._template(args)
+        call_kwargs = {key: self._template(value) for key, value in kwargs.items()} if kwargs else {}
+        if facts.takes_device:
+            call_kwargs["device"] = HERE
+        self.tape.call(func, call_args, call_kwargs, [self.windows.view(t).slot for t in results], op)
+        return out
+
+    def _reshaped(self, facts: OpFacts, out: Tensor) -> Tensor:
+        """Returns a tensor that was made another window on its storage, in place."""
+        if facts.name in ("resize_", "set_"):
+            raise CaptureError(f"{facts.kind} gives a tensor other memory, which can't be recorded{self.where()}")
+        self.windows.reach(out)
+        return out
+
+    def _run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+        if facts.name == "_local_scalar_dense":
+            raise self.needs_value("a number or a condition")
+        if facts.random and self.phase == BACKWARD:
+            raise CaptureError(
+                f"{facts.kind} draws random numbers a second time in backward (dropout in a checkpointed module), and the "
+                f"recorded step would draw others{self.where()}"
+            )
+        try:
+            return self.kernels.run(func, facts, args, kwargs)
+        except NotImplementedError:
+            if "sparse" in facts.name:
+                raise CaptureError(f"{facts.kind}: sparse gradients can't be recorded{self.where()}") from None
+            raise CaptureError(
+                f"{facts.kind} can't run on the meta device: how much it gives depends on data (a mask as an index, "
+                f"nonzero, unique), or torch knows no shape for it{self.where()}"
+            ) from None
+
+    def _add_op(
+        self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[View], tensors: list[Tensor],
+        fresh: list[Tensor], out: Any,
+    ) -> int:  # fmt: skip
+        g, newest, number = self.columns, self.windows.newest, len(self.columns.op_names)
+        reads = list(dict.fromkeys([newest[view.storage] for view in inputs]))
+        owner = next((g.tensor_owners[t] for t in reads if g.tensor_owners[t]), "") if self.phase == UPDATE else ""
+        path = owner or self._module_path()
+        name = self._unique(f"{path}.{facts.name}{SUFFIXES[self.phase]}" if path else facts.name + SUFFIXES[self.phase])
+        written = [self.windows.view(t) for t in self._written(facts, args, kwargs)] if facts.mutated else []
+        after: dict[int, None] = {}
+        writes: list[int] = []
+        for storage in dict.fromkeys([view.storage for view in written]):
+            after |= dict.fromkeys(g.readers[newest[storage]])
+            newest[storage] = g.add_version(newest[storage], owner)
+            writes.append(newest[storage])
+        kind = "gradient" if self.phase == BACKWARD else "activation"
+        for i, tensor in enumerate(fresh):
+            if not self.windows.knows(tensor):  # two outputs can share a storage
+                writes.append(self.windows.add_storage(tensor, name if i == 0 else f"{name}:{i}", kind, owner))
+        for read in reads:
+            g.readers[read].append(number)
+        outputs = [self.windows.view(t) for t in fresh] + written
+        g.op_names.append(name)
+        g.op_kinds.append(facts.kind)
+        g.phases.append(self.phase)
+        g.micro_batches.append(self.micro_batch)
+        g.reads.append(reads)
+        g.writes.append(writes)
+        g.after.append(list(after))
+        g.flops.append(self._flops(func, facts, args, kwargs, inputs, outputs, out))
+        g.bytes_moved.append(bytes_moved(facts, inputs, outputs, written))
+        g.devices.append(device_kinds(facts.name, tensors[0].dtype if tensors else None))
+        g.owners.append(owner)
+        return number
+
+    def _written(self, facts: OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
+        """Returns the tensors that an op writes in place."""
+        found: list[Tensor] = []
+        if facts.batch_norm is not None and not args[facts.batch_norm[1]]:
+            return found
+        for key in facts.mutated:
+            if isinstance(key, int):
+                collect(args[key : key + 1], found)
+            elif key in kwargs:
+                collect((kwargs[key],), found)
+        if any(not tensor.is_meta or tensor.untyped_storage()._cdata in self._lasting for tensor in found):
+            raise CaptureError(
+                f"{facts.kind} changes a tensor in place that is neither a parameter nor a buffer nor made by the step: "
+                f"register it as a buffer{self.where()}"
+            )
+        return found
+
+    def _flops(
+        self, func: Any, facts: OpFacts, args: Any, kwargs: Any, inputs: list[View], outputs: list[View], out: Any
+    ) -> float:
+        if facts.flops_formula is None:
+            return estimated_flops(facts, inputs, outputs)
+        key = (func, signature(args))
+        if key not in self._known_flops:
+            self._known_flops[key] = float(facts.flops_formula(*args, **kwargs, out_val=out))
+        return self._known_flops[key]
+
+    def _host_op(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Runs and records an op on tensors that the host keeps: the optimizer's numbers."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise CaptureError("the optimizer reads a number that changes from step to step in a way that can't be recorded")
+        for tensor in tensors:
+            self._refuse_forbidden(tensor)
+            self.tape.host_slot(tensor)  # a constant keeps the value from before the call
+        out = func(*args, **kwargs)
+        results: list[Tensor] = []
+        collect((out,), results)
+        template = {key: self._template(value) for key, value in kwargs.items()}
+        self.tape.call(func, self._template(args), template, map(self.tape.result_slot, results))
+        return out
+
+    # --- names ---
+
+    def _module_path(self) -> str:
+        """Returns the path of the module that runs; a backward op has that of the forward op it belongs to."""
+        node = _current_node() if self.phase == BACKWARD else None
+        if node is None or self.path:
+            return self.path
+        if (variable := getattr(node, "variable", None)) is not None:  # AccumulateGrad
+            return self.columns.tensor_names[self.tensor_of(variable)].rpartition(".")[0]
+        return self._paths.get(node._sequence_nr(), "")
+
+    def _unique(self, name: str) -> str:
+        count = self._name_counts[name] = self._name_counts.get(name, -1) + 1
+        return f"{name}_{count}" if count else name
+
+    # --- arguments ---
+
+    def _input(self, tensor: Tensor) -> View:
+        """Returns the window that an op reads; a tensor without a value that was there before is a constant."""
+        view = self.windows.find(tensor)
+        if view is not None:
+            return view
+        if not self.windows.knows(tensor):
+            self._refuse_forbidden(tensor)
+            if self.phase != FORWARD or tensor.requires_grad:
+                raise CaptureError(
+                    f"the step uses a tensor of shape {list(tensor.shape)} that it did not make{self.where()}"
+                )
+            self.add_constant(tensor, None)
+            self._lasting.add(tensor.untyped_storage()._cdata)
+        return self.windows.reach(tensor)
+
+    def _template(self, value: Any) -> Any:
+        """Returns arguments with slots in the place of tensors and of the host's numbers."""
+        kind = type(value)
+        if isinstance(value, Tensor):
+            return self.windows.view(value).slot if value.is_meta else self.tape.host_slot(value)
+        if kind is list or kind is tuple:
+            return kind([self._template(entry) for entry in value])
+        return self.tape.scalar(value) if kind is float and self.tape.scalars else value
+
+    def _without_host_tensors(self, value: Any, numbers_too: bool) -> Any:
+        """Returns arguments with stand-ins for tensors that have values; numbers may stay, every device can read them."""
+        return with_tensors(value, lambda t: self.given(t) if not t.is_meta and (numbers_too or t.dim()) else t)

@@ -1,0 +1,244 @@
+"""Machines that people have or that papers used, by name.
+
+A device's figures are its data sheet's peaks times a fraction that real work reaches. The fractions, the overheads and
+the latencies below are our round choices, not measurements: `placewise profile` measures the machine at hand, and a
+later calibration fits the K40 and K80 boxes to the papers' tables.
+
+Flops are plain float32 ones, without TF32: PyTorch's default precision of float32 matrix products does not use it.
+
+Links, where `gpu:0 up` and such are channels:
+
+    GPU -> CPU              PCIe; every copy that leaves a GPU over PCIe takes that GPU's way up
+    CPU -> GPU              PCIe; takes the target's way down
+    GPU -> GPU, PCIe        through the host, up from the source and down to the target, pipelined in chunks: the
+                            bandwidth is the slower hop's, the latency the sum of both; takes the source's way up
+    GPU -> GPU, NVLink      a wire for each pair (a channel each), or one port into a switch for all targets of a GPU
+
+A copy takes one channel, so copies from two GPUs to a third over PCIe do not wait for each other on its way down: this
+contention is not modelled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import ClusterError
+
+GIB = 2**30
+
+GPU_FLOPS_FRACTION = 0.7  # of the float32 peak, in large matrix products
+
+CPU_FLOPS_FRACTION = 0.5  # of cores x base clock x width: wide vectors lower the clock, and threads have to meet
+
+MEMORY_FRACTION = 0.8  # of the peak bandwidth of a device's memory
+
+LINK_FRACTION = 0.8  # of a link's raw bandwidth, from pinned memory
+
+DISPATCH_SECONDS = 1e-5  # host time of one launch: between a bare kernel launch (5 us) and eager PyTorch (about 20 us)
+
+TENSORFLOW_DISPATCH_SECONDS = 0.0  # the papers' boxes: TensorFlow launches from many threads, no launch waits for another
+
+GPU_OVERHEAD_SECONDS = 5e-6  # from one kernel's end to the next one's start, and a small kernel's ramp
+
+KEPLER_OVERHEAD_SECONDS = 1e-5  # the same on GPUs of 2013
+
+CPU_OVERHEAD_SECONDS = 5e-6  # to wake a CPU's threads and to wait for the last one
+
+PCIE_LATENCY_SECONDS = 1e-5  # of one hop: starting a copy engine costs far more than the wire
+
+NVLINK_LATENCY_SECONDS = 5e-6
+
+PCIE_3_X16 = 15.75e9  # bytes a second each way: 16 lanes x 8 GT/s x 128/130 (PCI Express base specification 3.0)
+
+PCIE_4_X16 = 2 * PCIE_3_X16  # 16 GT/s a lane (4.0)
+
+PCIE_5_X16 = 4 * PCIE_3_X16  # 32 GT/s a lane (5.0); 55 GB/s were seen on an H200, 50 follow from our fraction
+
+PCIE_4_X8 = PCIE_4_X16 / 2
+
+
+@dataclass(frozen=True)
+class Nvlink:
+    """Direct wires from a GPU to others: a bandwidth for each pair, or one port that all targets share."""
+
+    peak_bytes_per_second: float  # one way
+    shared_port: bool
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU model's data sheet; "12 GB" is read as 12 GiB, which the driver shows within 2% (less error correction)."""
+
+    name: str
+    peak_flops: float  # float32 outside tensor cores, at boost clock
+    memory_bytes: int
+    peak_bytes_per_second: float
+    pcie_bytes_per_second: float = PCIE_3_X16  # raw, one way
+    nvlink: Nvlink | None = None
+    overhead_seconds: float = GPU_OVERHEAD_SECONDS
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One socket, as one device, with the memory of the whole host."""
+
+    name: str
+    num_cores: int
+    clock_hertz: float  # the base clock
+    flops_per_cycle: int  # float32, of one core
+    peak_bytes_per_second: float
+    memory_bytes: int
+
+
+AVX2 = 32  # flops a cycle: 2 FMA units x 8 floats x 2 (Intel 64 and AMD64 optimization manuals)
+
+AVX512 = 64  # 2 FMA units x 16 floats x 2
+
+# NVIDIA Tesla K40 board specification (BD-06902): 4.29 TFLOPS at 745 MHz, 288 GB/s, 12 GB, PCIe 3.0 x16.
+K40 = Gpu("K40", 4.29e12, 12 * GIB, 288e9, overhead_seconds=KEPLER_OVERHEAD_SECONDS)
+
+# NVIDIA Tesla K80 board specification (BD-07317): 8.74 TFLOPS with boost and 480 GB/s for a board of two GPUs; this is
+# one of them. 12 GB a GPU, of which error correction leaves the 11 that Post states.
+K80 = Gpu("K80", 4.37e12, 11 * GIB, 240e9, overhead_seconds=KEPLER_OVERHEAD_SECONDS)
+
+# NVIDIA Tesla V100 data sheet (SXM2): 15.7 TFLOPS, 16 GB, 900 GB/s, 6 NVLinks of 25 GB/s each way: 2 to each other GPU.
+V100 = Gpu("V100", 15.7e12, 16 * GIB, 900e9, nvlink=Nvlink(50e9, shared_port=False))
+
+# NVIDIA A100 80GB data sheet (SXM4): 19.5 TFLOPS, 2,039 GB/s, NVLink 600 GB/s both ways together, PCIe 4.0.
+A100 = Gpu("A100", 19.5e12, 80 * GIB, 2039e9, PCIE_4_X16, Nvlink(300e9, shared_port=True))
+
+# NVIDIA H100 data sheet (SXM5): 67 TFLOPS, 80 GB, 3.35 TB/s, NVLink 900 GB/s both ways together, PCIe 5.0.
+H100 = Gpu("H100", 67e12, 80 * GIB, 3350e9, PCIE_5_X16, Nvlink(450e9, shared_port=True))
+
+# NVIDIA H200 data sheet (SXM): 67 TFLOPS, 141 GB (139 GiB were seen), 4.8 TB/s, NVLink and PCIe as the H100.
+H200 = Gpu("H200", 67e12, 139 * GIB, 4800e9, PCIE_5_X16, Nvlink(450e9, shared_port=True))
+
+# NVIDIA Ada GPU architecture white paper: 82.6 TFLOPS, 24 GB, 1,008 GB/s, PCIe 4.0 x16, no NVLink.
+RTX_4090 = Gpu("RTX 4090", 82.6e12, 24 * GIB, 1008e9, PCIE_4_X16)
+
+# NVIDIA GeForce RTX 3060 (12 GB) product page: 3,584 cores x 2 x 1.78 GHz, 192 bit x 15 Gbit/s, PCIe 4.0 x16.
+RTX_3060 = Gpu("RTX 3060", 12.7e12, 12 * GIB, 360e9, PCIE_4_X16)
+
+# NVIDIA GeForce RTX 40 laptop product page: 3,072 cores, 1,470 to 2,370 MHz by power limit (1,890 here), 8 GB,
+# 128 bit x 16 Gbit/s, PCIe 4.0 x8.
+RTX_4060_LAPTOP = Gpu("RTX 4060 Laptop", 11.6e12, 8 * GIB, 256e9, PCIE_4_X8)
+
+# HDP says "Haswell", no more. Intel Xeon E5-2699 v3 product page: 18 cores, 2.3 GHz, 68 GB/s. The memory is our choice.
+HASWELL = Cpu("Haswell", 18, 2.3e9, AVX2, 68e9, 128 * GIB)
+
+# Post says 8-core Broadwell and 26 GB. Intel Xeon E5-2699 v4 product page: 2.2 GHz, 76.8 GB/s.
+BROADWELL = Cpu("Broadwell", 8, 2.2e9, AVX2, 76.8e9, 26 * GIB)
+
+# Intel Xeon E5-2698 v4 product page: 20 cores, 2.2 GHz, 76.8 GB/s; NVIDIA DGX-1 data sheet: 512 GB.
+XEON_2698 = Cpu("Xeon E5-2698 v4", 20, 2.2e9, AVX2, 76.8e9, 512 * GIB)
+
+# AMD EPYC 7742 product page: 64 cores, 2.25 GHz, 204.8 GB/s; NVIDIA DGX A100 data sheet: 2 TB.
+EPYC_7742 = Cpu("EPYC 7742", 64, 2.25e9, AVX2, 204.8e9, 2048 * GIB)
+
+# NVIDIA DGX H100 data sheet: Xeon 8480C of 56 cores, 2.0 GHz, 2 TB; 8 channels of DDR5-4800.
+XEON_8480 = Cpu("Xeon 8480C", 56, 2.0e9, AVX512, 307.2e9, 2048 * GIB)
+
+# AMD Ryzen 9 7950X product page: 16 cores, 4.5 GHz, 2 channels of DDR5-5200; its AVX-512 runs in two halves. The memory
+# is our choice.
+RYZEN_7950X = Cpu("Ryzen 9 7950X", 16, 4.5e9, AVX2, 83.2e9, 64 * GIB)
+
+# AMD Ryzen 7 7840HS product page: 8 cores, 3.8 GHz, 2 channels of DDR5-5600. The memory is our choice.
+RYZEN_7840HS = Cpu("Ryzen 7 7840HS", 8, 3.8e9, AVX2, 89.6e9, 16 * GIB)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What stands in one box."""
+
+    description: str
+    gpus: tuple[Gpu, ...]
+    cpu: Cpu
+    dispatch_seconds: float = DISPATCH_SECONDS
+
+
+def _papers(num_gpus: int, gpu: Gpu, cpu: Cpu, paper: str) -> Machine:
+    gigabytes = gpu.memory_bytes // GIB
+    description = f"{paper} machine: {num_gpus} x {gpu.name} of {gigabytes} GB, {cpu.num_cores}-core {cpu.name}, PCIe 3"
+    return Machine(description, (gpu,) * num_gpus, cpu, TENSORFLOW_DISPATCH_SECONDS)
+
+
+PRESETS: dict[str, Machine] = {
+    **{f"{n}xK40": _papers(n, K40, HASWELL, "HDP's") for n in range(1, 9)},
+    **{f"{n}xK80": _papers(n, K80, BROADWELL, "Post's") for n in (2, 4, 8)},
+    "4xV100-nvlink": Machine("4 V100 SXM2 of 16 GB, two NVLinks for every pair, PCIe 3", (V100,) * 4, XEON_2698),
+    "8xA100-nvlink": Machine("8 A100 SXM4 of 80 GB on an NVSwitch, PCIe 4", (A100,) * 8, EPYC_7742),
+    "8xH100-nvlink": Machine("8 H100 SXM5 of 80 GB on an NVSwitch, PCIe 5", (H100,) * 8, XEON_8480),
+    "2xH200": Machine(
+        "2 H200 SXM of 141 GB on an NVSwitch, a quarter of a board of 8, PCIe 5",
+        (H200, H200),
+        replace(XEON_8480, memory_bytes=512 * GIB),
+    ),
+    "4090+3060": Machine(
+        "desktop: RTX 4090 of 24 GB and RTX 3060 of 12 GB, 8 lanes of PCIe 4 each, Ryzen 9 7950X",
+        (replace(RTX_4090, pcie_bytes_per_second=PCIE_4_X8), replace(RTX_3060, pcie_bytes_per_second=PCIE_4_X8)),
+        RYZEN_7950X,
+    ),
+    "laptop": Machine("laptop: RTX 4060 of 8 GB, Ryzen 7 7840HS, 8 lanes of PCIe 4", (RTX_4060_LAPTOP,), RYZEN_7840HS),
+}
+
+
+def preset_names() -> tuple[str, ...]:
+    """Returns the presets' names, in the table's order."""
+    return tuple(PRESETS)
+
+
+def preset(name: str) -> Cluster:
+    """Returns the cluster of that name."""
+    if name not in PRESETS:
+        raise ClusterError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+    machine = PRESETS[name]
+    return assemble(name, machine, lambda source, target: machine.gpus[source].nvlink is not None)
+
+
+def assemble(name: str, machine: Machine, can_reach: Callable[[int, int], bool]) -> Cluster:
+    """Returns the machine as a cluster: its GPUs, then its CPU.
+
+    `can_reach(source, target)` says whether one GPU copies to another without the host in between.
+    """
+    gpus = [(f"gpu:{i}", gpu) for i, gpu in enumerate(machine.gpus)]
+    links = []
+    for i, (source, gpu) in enumerate(gpus):
+        for j, (target, other) in enumerate(gpus):
+            if i != j:
+                links.append(_gpu_link(source, gpu, target, other, can_reach(i, j)))
+        bytes_per_second = gpu.pcie_bytes_per_second * LINK_FRACTION
+        links.append(Link(source, "cpu:0", bytes_per_second, PCIE_LATENCY_SECONDS, f"{source} up"))
+        links.append(Link("cpu:0", source, bytes_per_second, PCIE_LATENCY_SECONDS, f"{source} down"))
+    devices = [_gpu_device(device, gpu) for device, gpu in gpus] + [_cpu_device("cpu:0", machine.cpu)]
+    return Cluster(name, tuple(devices), tuple(links), machine.dispatch_seconds, machine.description)
+
+
+def _gpu_link(source: str, gpu: Gpu, target: str, other: Gpu, direct: bool) -> Link:
+    if direct and gpu.nvlink and gpu.nvlink == other.nvlink:
+        channel = f"{source} nvlink" if gpu.nvlink.shared_port else None
+        return Link(source, target, gpu.nvlink.peak_bytes_per_second * LINK_FRACTION, NVLINK_LATENCY_SECONDS, channel)
+    bytes_per_second = min(gpu.pcie_bytes_per_second, other.pcie_bytes_per_second) * LINK_FRACTION
+    num_hops = 1 if direct else 2
+    return Link(source, target, bytes_per_second, num_hops * PCIE_LATENCY_SECONDS, f"{source} up")
+
+
+def _gpu_device(name: str, gpu: Gpu) -> Device:
+    return Device(
+        name=name,
+        kind="gpu",
+        memory_bytes=gpu.memory_bytes,
+        flops=gpu.peak_flops * GPU_FLOPS_FRACTION,
+        bytes_per_second=gpu.peak_bytes_per_second * MEMORY_FRACTION,
+        overhead_seconds=gpu.overhead_seconds,
+    )
+
+
+def _cpu_device(name: str, cpu: Cpu) -> Device:
+    return Device(
+        name=name,
+        kind="cpu",
+        memory_bytes=cpu.memory_bytes,
+        flops=cpu.num_cores * cpu.clock_hertz * cpu.flops_per_cycle * CPU_FLOPS_FRACTION,
+        bytes_per_second=cpu.peak_bytes_per_second * MEMORY_FRACTION,
+        overhead_seconds=CPU_OVERHEAD_SECONDS,
+    )

@@ -1,0 +1,1 @@
+"""Measures real devices: ops, links, launches, contention, whole steps."""

@@ -1,0 +1,150 @@
+"""A measured step as a schedule: the same timeline, with the clock's times in it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints, frozen
+from placewise.core.cluster import Cluster
+from placewise.core.problem import Problem
+from placewise.graph_capture.capture import CapturedStep
+from placewise.run.devices import real_devices
+from placewise.run.lower.instructions import Copy, Free, Instructions, Run
+from placewise.run.step.compiling import compile_placement
+from placewise.run.step.train_step import Notes, TrainStep
+from placewise.simulate.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """Some steps of a placement, run for real."""
+
+    step_seconds: Floats  # [steps]
+    launch_seconds: Floats  # [steps], until the call returned: on GPUs the work may still be under way then
+    schedule: Schedule  # of one more step, which was noted
+    allocated_bytes: dict[str, int]  # by device, the allocator's peak: of whole GPUs alone
+
+
+def measure_steps(
+    train_step: TrainStep,
+    predicted: Schedule,
+    batch: Any,
+    steps: int,
+    warm_up: int = 2,
+    report: Callable[[str], None] = lambda line: None,
+) -> Measurement:
+    """Returns the times of some steps behind a warm-up; `predicted` is the simulator's schedule of the same placement.
+
+    `report` is told before each step which one it is.
+    """
+    batch = train_step.bring_home(batch)  # as the simulator has it: inputs are at home when a step starts
+    train_step.reset_peaks()
+    times, launches = [], []
+    for number in range(1 - warm_up, steps + 1):
+        report(f"step {number} of {steps}" if number > 0 else "warm-up")
+        launched, ended = time_step(train_step, batch)
+        launches.append(launched)
+        times.append(ended)
+    peaks = train_step.allocated_bytes()
+    notes = train_step.note(batch)
+    schedule = measured_schedule(predicted, train_step.placed.instructions, notes)
+    columns = (np.array(column[warm_up:], np.float64) for column in (times, launches))
+    step_seconds, launch_seconds = (frozen(column, np.float64) for column in columns)
+    return Measurement(step_seconds, launch_seconds, schedule, peaks)
+
+
+def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
+    """Runs a step, and returns the seconds until the call has returned and until the step has ended."""
+    begin = time.perf_counter()
+    train_step(batch)
+    launched = time.perf_counter() - begin
+    train_step.synchronize()
+    return launched, time.perf_counter() - begin
+
+
+def measured_schedule(predicted: Schedule, instructions: Instructions, notes: Notes) -> Schedule:
+    """Returns a schedule with the noted times and sizes in the place of the predicted ones; the first start is 0."""
+    t = predicted.timeline
+    begin = min((start for start, _ in notes.times.values()), default=0.0)
+    times = {number: (start - begin, end - begin) for number, (start, end) in notes.times.items()}
+    start, end = np.array(t.start), np.array(t.end)
+    copies = []
+    for number, step in enumerate(instructions.steps):
+        if isinstance(step, Run):
+            start[step.op], end[step.op] = times[number]
+        elif isinstance(step, Copy):
+            copies.append(times[number])
+    copy_start, copy_end = np.array(copies, np.float64).reshape(-1, 2).T
+    timeline = t._replace(start=start, end=end, copy_start=copy_start, copy_end=copy_end)
+    memory = measured_memory(predicted, instructions, notes)
+    residents = predicted.memory[0] if len(memory) else predicted.peak_bytes
+    peaks = memory.max(axis=0, initial=0) if len(memory) else residents
+    return replace(predicted, timeline=timeline, memory=memory, peak_bytes=frozen(peaks, np.int64))
+
+
+def measured_memory(predicted: Schedule, instructions: Instructions, notes: Notes) -> Ints:
+    """Returns the bytes in use on each device at each launch, from the sizes of real storages: [ops, devices].
+
+    Resident tensors count as the graph says.
+    """
+    graph = predicted.problem.graph
+    used = _resident_bytes(predicted, instructions)
+    sizes: dict[tuple[int, int], int] = {}  # (tensor, device) -> bytes
+    rows = []
+    for number, step in enumerate(instructions.steps):
+        match step:
+            case Run(op, device):
+                made = [tensor for tensor in graph.ops.writes[op].tolist() if graph.tensors.alias_of[tensor] < 0]
+                for tensor in made:  # several outputs share what was noted for all of them, in the graph's proportions
+                    share = graph.tensors.nbytes[tensor] / max(graph.tensors.nbytes[made].sum(), 1)
+                    sizes[tensor, device] = round(notes.nbytes[number] * share)
+                    used[device] += sizes[tensor, device]
+                rows.append(used.copy())
+            case Copy(tensor, _, target):
+                sizes[tensor, target] = notes.nbytes[number]
+                used[target] += notes.nbytes[number]
+            case Free(tensor, device):
+                used[device] -= sizes[tensor, device]
+    return frozen(np.array(rows, np.int64).reshape(-1, len(used)), np.int64)
+
+
+def _resident_bytes(predicted: Schedule, instructions: Instructions) -> Ints:
+    """Returns the bytes on each device before the first launch: [devices]."""
+    from placewise.run.lower.lowering import tensor_devices
+
+    graph = predicted.problem.graph
+    at_home = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))
+    homes = tensor_devices(predicted.problem, predicted.placement)
+    used = np.zeros(len(instructions.device_names), np.int64)
+    np.add.at(used, homes[at_home], graph.tensors.nbytes[at_home])
+    return used
+
+
+def run_steps(
+    captured: CapturedStep,
+    cluster: Cluster,
+    placement: Sequence[str],
+    order: Ints,
+    warm_up: int,
+    steps: int,
+    virtual: Mapping[str, int],
+) -> tuple[Floats, Mapping[str, int]]:
+    """Returns the seconds of each step behind the warm-up [steps], and the peak bytes by device, where they are known.
+
+    The step's own model is trained by it. Peaks are those of whole GPUs: slices of one, and the CPUs, share an allocator.
+    """
+    problem = Problem.of(captured.graph, cluster)
+    devices = real_devices(cluster, virtual)
+    train_step = compile_placement(problem, problem.contract(placement), order, captured, devices)
+    try:
+        seconds, batch = [], train_step.bring_home(captured.step.batch)
+        train_step.reset_peaks()
+        for _ in range(warm_up + steps):
+            seconds.append(time_step(train_step, batch)[1])
+        peaks = train_step.allocated_bytes()
+    finally:
+        train_step.close()
+    return np.array(seconds[warm_up:], np.float64), peaks

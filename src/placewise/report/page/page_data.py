@@ -1,0 +1,225 @@
+"""What a page shows, as plain data: columns of numbers are base64 of their bytes, texts stand once in a list.
+
+`template/data.js` is the other side.
+"""
+
+import base64
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placewise.core.arrays import Ints
+from placewise.core.graph import PHASES, TENSOR_KINDS
+from placewise.core.grouping import module_path
+from placewise.core.problem import Problem
+from placewise.report.measured_trace import MeasuredTrace
+from placewise.report.page.comparisons import Comparisons
+from placewise.report.page.peak_memory import Lives, live_at, lives, peak_positions, resident_bytes
+from placewise.report.page.shapes import shapes_of_ops
+from placewise.report.search_curves import Curve
+from placewise.report.words import explain
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.timeline import WAITS
+
+if TYPE_CHECKING:
+    from placewise.bounds.best_bound import Bound
+
+Word = TypeVar("Word", bound=Hashable)
+
+LARGEST = 12  # parts of a device's memory at its peak that are told
+
+LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A plan as a page shows it."""
+
+    label: str
+    schedule: Schedule
+    limit: "Bound | None"
+    rivals: Comparisons
+    curve: Curve
+    strategy: str | None = None
+    seed: int | None = None
+    evaluations: int | None = None
+    measured: MeasuredTrace | None = None  # the trace of a step that was run
+    measured_seconds: float | None = None  # the step's time where the search measured it
+
+
+def page_data(shown: Sequence[Shown]) -> dict[str, Any]:
+    """Returns all that a page shows; problems that several plans share stand once."""
+    problems = {plan.schedule.problem.digest: plan for plan in reversed(shown)}  # the first plan of each counts
+    digests = list(dict.fromkeys(plan.schedule.problem.digest for plan in shown))
+    return {
+        "waits": WAITS,
+        "phases": PHASES,
+        "links": LINKS,
+        "problems": [_problem(problems[digest]) for digest in digests],
+        "plans": [_plan(plan, digests.index(plan.schedule.problem.digest)) for plan in shown],
+    }
+
+
+def pack(values: Any, kind: str) -> dict[str, str]:
+    """Returns a column as its kind (f8, f4, i4, u2, u1) and its bytes, little-endian, in base64."""
+    column: NDArray[Any] = np.ascontiguousarray(values, f"<{kind}")
+    return {"kind": kind, "base64": base64.b64encode(column.tobytes()).decode()}
+
+
+def _table(words: Sequence[Word]) -> tuple[list[Word], dict[str, str]]:
+    """Returns each text once, and a column of their numbers."""
+    number = {word: i for i, word in enumerate(dict.fromkeys(words))}
+    return list(number), pack([number[word] for word in words], "u2" if len(number) <= 2**16 else "i4")
+
+
+def _problem(plan: Shown) -> dict[str, Any]:
+    problem, rivals, limit = plan.schedule.problem, plan.rivals, plan.limit
+    ops, cluster = problem.graph.ops, problem.cluster
+    kinds, kind = _table(ops.kinds)
+    paths, path = _table([module_path(problem.graph, op) for op in range(len(ops))])
+    shapes, shape = _table(shapes_of_ops(problem.graph))
+    return {
+        "graph": problem.graph.name,
+        "cluster": cluster.name,
+        "devices": [{"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes} for d in cluster.devices],
+        "channels": cluster.channel_names,
+        "channel": cluster.channels.tolist(),
+        "bound_seconds": None if limit is None else limit.seconds,
+        "alone": None if rivals.alone is None else {"name": rivals.alone[0], "seconds": rivals.alone[1]},
+        "expert_seconds": rivals.expert_seconds,
+        "names": ops.names,
+        "kinds": kinds,
+        "kind": kind,
+        "paths": paths,
+        "path": path,
+        "shapes": shapes,
+        "shape": shape,
+        "phase": pack(ops.phases, "u1"),
+        "micro_batch": pack(ops.micro_batches, "i4"),
+    }
+
+
+def _plan(plan: Shown, number: int) -> dict[str, Any]:
+    schedule = plan.schedule
+    problem, t, pieces = schedule.problem, schedule.timeline, lives(schedule)
+    in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
+    in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
+    path = schedule.critical_path
+    return {
+        "problem": number,
+        "label": plan.label,
+        "strategy": plan.strategy,
+        "seed": plan.seed,
+        "evaluations": plan.evaluations,
+        "step_seconds": schedule.step_seconds,
+        "fits": schedule.fits,
+        "words": explain(problem, schedule, plan.limit),
+        "device": pack(schedule.devices, "u2"),
+        "start": pack(t.start, "f8"),
+        "seconds": pack(t.end - t.start, "f4"),
+        "wait": pack(t.wait, "u1"),
+        "wait_for": pack(t.wait_for, "i4"),
+        "bytes": pack(in_use, "f8"),
+        "copies": _copies(schedule),
+        "critical": {
+            "kind": pack([LINKS.index(link.kind) for link in path], "u1"),
+            "number": pack([link.number for link in path], "i4"),
+        },
+        "peak_bytes": schedule.peak_bytes.tolist(),
+        "resident_bytes": resident_bytes(schedule, pieces).tolist(),
+        "at_peak": _at_peak(schedule, pieces),
+        "curve": _curve(plan.curve),
+        "measured": None if plan.measured is None else _measured(plan.measured),
+        "measured_seconds": plan.measured_seconds,
+    }
+
+
+def _copies(schedule: Schedule) -> dict[str, Any]:
+    tensors, t = schedule.problem.graph.tensors, schedule.timeline
+    names, name = _table([tensors.names[n] for n in schedule.copy_tensors.tolist()])
+    shapes, shape = _table([str(tensors.shape_of(n) or "") for n in schedule.copy_tensors.tolist()])
+    return {
+        "names": names,
+        "name": name,
+        "shapes": shapes,
+        "shape": shape,
+        "bytes": pack(tensors.nbytes[schedule.copy_tensors], "f8"),
+        "source": pack(t.copy_source, "u2"),
+        "target": pack(t.copy_target, "u2"),
+        "reader": pack(t.copy_reader, "i4"),
+        "start": pack(t.copy_start, "f8"),
+        "seconds": pack(t.copy_end - t.copy_start, "f4"),
+        "wait": pack(t.copy_wait, "u1"),
+        "wait_for": pack(t.copy_wait_for, "i4"),
+    }
+
+
+def _at_peak(schedule: Schedule, pieces: Lives) -> list[dict[str, Any]]:
+    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest parts."""
+    return [
+        {
+            "op": int(schedule.order[position]) if position >= 0 else -1,
+            "kinds": _by_kind(schedule.problem, pieces, live := live_at(pieces, device, position)),
+            "modules": _by_module(schedule.problem, pieces, live),
+            "count": len(live),
+        }
+        for device, position in enumerate(peak_positions(schedule).tolist())
+    ]
+
+
+def _by_kind(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, int]]:
+    """Returns the bytes of each kind of tensor, and of copies, most first; kinds that are not there are left out."""
+    tensors = problem.graph.tensors
+    kind = np.where(pieces.is_copy[live], len(TENSOR_KINDS), tensors.kinds[pieces.tensors[live]])
+    total = np.zeros(len(TENSOR_KINDS) + 1, np.int64)
+    np.add.at(total, kind, tensors.nbytes[pieces.tensors[live]])
+    found = [(name, size) for name, size in zip((*TENSOR_KINDS, "copy"), total.tolist(), strict=True) if size]
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _by_module(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, str, int, int, str]]:
+    """Returns module, kind, count and bytes of what is live, and the largest tensor's name; most bytes first."""
+    tensors = problem.graph.tensors
+    parts: dict[tuple[str, str], list[int]] = {}
+    for piece in live.tolist():
+        tensor = int(pieces.tensors[piece])
+        kind = "copy" if pieces.is_copy[piece] else TENSOR_KINDS[tensors.kinds[tensor]]
+        parts.setdefault((_module_of(problem, tensor), kind), []).append(tensor)
+    rows = []
+    for (module, kind), inside in parts.items():
+        sizes = tensors.nbytes[inside]
+        rows.append((module, kind, len(inside), int(sizes.sum()), tensors.names[inside[int(sizes.argmax())]]))
+    return sorted(rows, key=lambda row: -row[3])[:LARGEST]
+
+
+def _module_of(problem: Problem, tensor: int) -> str:
+    """Returns the module of the op that makes a tensor, or else of the one that reads it first."""
+    graph = problem.graph
+    op = int(graph.producer[tensor]) if graph.producer[tensor] >= 0 else int(graph.first_reader[tensor])
+    return module_path(graph, op) if op >= 0 else graph.tensors.names[tensor].rpartition(".")[0]
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "evaluations": pack(curve.evaluations, "f8"),
+        **{name: pack(getattr(curve, name), "f8") for name in ("seconds", "best", "average")},
+    }
+
+
+def _measured(measured: MeasuredTrace) -> dict[str, Any]:
+    return {
+        "source": measured.source,
+        "step_seconds": measured.step_seconds,
+        "op": pack(measured.ops, "i4"),
+        "device": pack(measured.devices, "u2"),
+        "start": pack(measured.start, "f8"),
+        "seconds": pack(measured.end - measured.start, "f4"),
+        "copy_name": measured.copy_names,
+        "copy_source": pack(measured.copy_source, "u2"),
+        "copy_target": pack(measured.copy_target, "u2"),
+        "copy_start": pack(measured.copy_start, "f8"),
+        "copy_seconds": pack(measured.copy_end - measured.copy_start, "f4"),
+    }

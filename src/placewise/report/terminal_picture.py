@@ -1,0 +1,113 @@
+"""A schedule as a few lines of text: a table of the devices, and a picture of the timeline."""
+
+import os
+import shutil
+import sys
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.graph import PHASES
+from placewise.core.quantities import nbytes, seconds
+from placewise.report.text_tables import table
+from placewise.simulate.schedule import Schedule
+
+BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"  # a column's busy share in eighths, rounded up
+
+COLOURS = (34, 33, 32)  # of the phases, as terminals number them: blue, yellow, green
+
+LEAST_COLUMNS, MOST_COLUMNS = 10, 200
+
+TICK_COLUMNS = 12  # about so many from one time to the next on the axis
+
+
+def device_table(schedule: Schedule) -> str:
+    """Returns a line for each device: its ops, how long it is busy and sends, its memory."""
+    problem, step = schedule.problem, schedule.step_seconds
+    counts = np.bincount(schedule.devices, minlength=problem.num_devices).tolist()
+    rows = [
+        (
+            *(device.name, f"{counts[d]:,}", seconds(schedule.busy_seconds[d])),
+            f"{schedule.busy_seconds[d] / step:.0%}" if step else "-",
+            *(seconds(schedule.copy_seconds[d].sum()), nbytes(schedule.peak_bytes[d]), nbytes(device.memory_bytes)),
+            "" if schedule.peak_bytes[d] <= device.memory_bytes else "does not fit",
+        )
+        for d, device in enumerate(problem.cluster.devices)
+    ]
+    return table(("device", "ops", "busy", "of step", "sending", "peak memory", "of", ""), rows)
+
+
+def terminal_picture(schedule: Schedule) -> str:
+    """Returns the picture as wide as the terminal, in the letters and colours that it can show."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    return picture(
+        schedule, width, in_blocks=_shows(BLOCKS), in_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    )
+
+
+def picture(schedule: Schedule, width: int, *, in_blocks: bool = True, in_colour: bool = False) -> str:
+    """Returns a line for each device with its busy share over the step, and the time below; '' where nothing takes time."""
+    if not schedule.step_seconds:
+        return ""
+    names = schedule.problem.cluster.device_names
+    label = max(map(len, names))
+    columns = min(max(width - label - 2, LEAST_COLUMNS), MOST_COLUMNS)
+    letters, lines = BLOCKS if in_blocks else PLAIN, []
+    for device, name in enumerate(names):
+        shares = busy_shares(schedule, device, columns)  # [phases, columns]
+        levels = np.ceil(np.clip(shares.sum(axis=0) - 1e-9, 0, 1) * 8).astype(np.int64)
+        text = [letters[level] for level in levels.tolist()]
+        lines.append(f"{name:<{label}}  {_coloured(text, shares.argmax(axis=0)) if in_colour else ''.join(text)}".rstrip())
+    lines.append(f"{'':<{label}}  {axis(schedule.step_seconds, columns)}".rstrip())
+    if in_colour:
+        lines.append(f"{'':<{label}}  {'  '.join(_paint(name, phase) for phase, name in enumerate(PHASES))}")
+    return "\n".join(lines)
+
+
+def busy_shares(schedule: Schedule, device: int, columns: int) -> Floats:
+    """Returns which part of each column of time a device runs ops of each phase: [phases, columns]."""
+    t, phases = schedule.timeline, schedule.problem.graph.ops.phases
+    edges = np.linspace(0.0, schedule.step_seconds, columns + 1)
+    shares = np.zeros((len(PHASES), columns))
+    for phase in range(len(PHASES)):
+        ops = schedule.order[(schedule.devices[schedule.order] == device) & (phases[schedule.order] == phase)]
+        if len(ops):
+            moments = np.stack([t.start[ops], t.end[ops]], axis=1).ravel()  # one op ends before the next one starts
+            spent = np.repeat(np.cumsum(t.end[ops] - t.start[ops]), 2)
+            spent[2::2] = spent[1:-1:2]
+            spent[0] = 0.0
+            shares[phase] = np.diff(np.interp(edges, moments, spent)) / (edges[1] - edges[0])
+    return shares
+
+
+def axis(whole_seconds: float, columns: int) -> str:
+    """Returns round times, each where it is in the picture."""
+    rough = whole_seconds * TICK_COLUMNS / columns
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    text = "0"
+    for i in range(1, int(whole_seconds / step) + 1):
+        mark = seconds(float(f"{i * step:.12g}"))
+        at = round(i * step / whole_seconds * columns)
+        if at > len(text) and at + len(mark) <= columns:
+            text = text.ljust(at) + mark
+    return text
+
+
+def _coloured(letters: list[str], phases: Ints) -> str:
+    """Returns the letters, each stretch in the colour of the phase that it has most of."""
+    ends = [*(np.flatnonzero(np.diff(phases)) + 1).tolist(), len(letters)]
+    starts = [0, *ends[:-1]]
+    return "".join(_paint("".join(letters[a:b]), int(phases[a])) for a, b in zip(starts, ends, strict=True))
+
+
+def _paint(text: str, phase: int) -> str:
+    return f"\x1b[{COLOURS[phase]}m{text}\x1b[0m"
+
+
+def _shows(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Runs a placed step on real devices."""

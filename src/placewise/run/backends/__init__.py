@@ -1,0 +1,1 @@
+"""What runs the lanes: CPU threads, CUDA streams, CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Instructions become straight-line Python source, one function for each launching thread."""

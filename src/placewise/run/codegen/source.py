@@ -1,0 +1,105 @@
+"""Straight-line Python source: prepared functions and arguments, so that a step costs the host no more than a plain loop."""
+
+import math
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from torch import Tensor
+from torch._ops import OpOverload
+
+from placewise.graph_capture.program import HERE, Call, Slot
+
+
+class Source:
+    """The text of one function while it grows, and the names that it finds its functions and constants by."""
+
+    def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
+        self.name = name
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"tensors_of": tensors_of}
+        self._parameters = parameters
+        self._functions: dict[int, str] = {}  # id -> name
+        self._constants: dict[Any, str] = {}
+
+    def add(self, line: str) -> None:
+        """Adds a line."""
+        self.lines.append(line)
+
+    def add_call(self, name: str, function: Callable[[], Any]) -> None:
+        """Adds a call of a prepared function."""
+        self.names[name] = function
+        self.add(f"{name}()")
+
+    def branch(self) -> "Source":
+        """Returns other lines with the same names."""
+        branch = copy(self)
+        branch.lines = []
+        return branch
+
+    def build(self) -> Callable[..., Any]:
+        """Returns the function."""
+        body = "\n ".join(self.lines or ["pass"])
+        text = f"def {self.name}({', '.join(self._parameters)}):\n {body}\n"
+        exec(compile(text, f"<placewise {self.name}>", "exec"), self.names)
+        function: Callable[..., Any] = self.names.pop(self.name)  # in its own globals it would never go
+        return function
+
+    def function(self, function: Any) -> str:
+        """Returns the name of a function; ATen's overloads are called without the layer that Python puts around them."""
+        name = self._functions.get(id(function))
+        if name is None:
+            name = self._functions[id(function)] = f"f{len(self._functions)}"
+            self.names[name] = function._op if isinstance(function, OpOverload) else function
+            self.names[f"{name}_kept"] = function  # so that its id stays its own
+        return name
+
+    def constant(self, value: Any) -> str:
+        """Returns the name of a value that has no literal."""
+        key = (type(value), id(value)) if isinstance(value, Tensor) else (type(value), repr(value))
+        if key not in self._constants:
+            self._constants[key] = f"k{len(self._constants)}"
+            self.names[self._constants[key]] = value
+        return self._constants[key]
+
+    def literal(self, value: Any, name_of: Callable[[Slot], str]) -> str:
+        """Returns an argument as source."""
+        kind = type(value)
+        if kind is Slot:
+            return name_of(value)
+        if value is None or kind in (int, bool, str) or (kind is float and math.isfinite(value)):
+            return repr(value)
+        if kind is list and value and all(type(entry) is int for entry in value):
+            return repr(tuple(value))  # the compiler keeps a tuple, and would make a list anew in every step
+        if kind in (list, tuple):
+            entries = ", ".join(self.literal(entry, name_of) for entry in value)
+            return f"[{entries}]" if kind is list else f"({entries},)" if value else "()"
+        return self.constant(value)
+
+    def call(self, call: Call, name_of: Callable[[Slot], str], device: Any) -> str:
+        """Returns a call as an expression, for an op that runs on a device."""
+        given = [self.literal(value, name_of) for value in call.args]
+        for key, value in call.kwargs.items():
+            given.append(f"{key}={self.constant(device) if value is HERE else self.literal(value, name_of)}")
+        return f"{self.function(call.function)}({', '.join(given)})"
+
+    def assign(self, call: Call, targets: list[str], expression: str) -> None:
+        """Adds the call with a name for each tensor that it returns; "_" for one that is not wanted."""
+        if all(target == "_" for target in targets):
+            self.add(expression)
+            return
+        returns = call.function._schema.returns if isinstance(call.function, OpOverload) else (None,)
+        is_list = len(returns) == 1 and returns[0] is not None and "List" in str(returns[0].type)
+        if len(returns) == 1 and not is_list:
+            self.add(f"{targets[0]} = {expression}")
+        elif is_list or len(returns) == len(targets):
+            self.add(f"{', '.join(targets)}, = {expression}")
+        else:
+            self.add(f"{', '.join(targets)}, = tensors_of({expression})")
+        if "_" in targets:
+            self.add("_ = None")  # it must keep no memory alive
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Returns the tensors among what a call has returned; others are None, or numbers."""
+    return [value for value in values if isinstance(value, Tensor)]

@@ -1,0 +1,1 @@
+"""A placement and an order become instructions, and the waits between them."""

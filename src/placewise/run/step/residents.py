@@ -1,0 +1,265 @@
+"""A tensor of the graph is a whole storage: copying it moves all bytes, and makes the same window on them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from placewise.core.errors import ExecutionError
+from placewise.graph_capture.program import Resident, Slot
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.run.codegen.lanes import Streams
+from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.step.batches import batch_tensors, cut_part, real_batch, settle
+from placewise.run.step.optimizer_state import make_state
+
+Empty = Callable[..., Tensor]  # torch.empty_strided, with the device and the kind of memory given
+
+
+def is_whole(window: Tensor) -> bool:
+    """Whether a window is its storage, from the first to the last byte."""
+    return window.is_contiguous() and window.untyped_storage().nbytes() == window.nbytes
+
+
+def copy_window(window: Tensor) -> Tensor:
+    """Returns the same window on a copy of its storage, in the same memory."""
+    if is_whole(window):
+        return window.clone()
+    return same_window(window.untyped_storage().clone(), window)  # type: ignore[no-untyped-call]
+
+
+def copy_window_into(window: Tensor, empty: Empty) -> Tensor:
+    """Returns the same window on a copy of its storage in new memory; the copy may still be under way."""
+    if is_whole(window):
+        return empty(window.size(), window.stride(), dtype=window.dtype).copy_(window, non_blocking=True)
+    source = _bytes(window)
+    made = empty(source.size(), (1,), dtype=torch.uint8).copy_(source, non_blocking=True)
+    return same_window(made.untyped_storage(), window)
+
+
+def copy_window_over(window: Tensor, made: Tensor) -> Tensor:
+    """Copies a window's storage over that of an earlier copy, which it returns; the copy may still be under way."""
+    if is_whole(window):
+        made.copy_(window, non_blocking=True)
+    else:
+        _bytes(made).copy_(_bytes(window), non_blocking=True)
+    return made
+
+
+def _bytes(window: Tensor) -> Tensor:
+    """Returns the whole storage of a window."""
+    storage = window.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def share_window(copy: Tensor, window: Tensor) -> Tensor:
+    """Returns on the storage of a copy the window that another one is on the original."""
+    return same_window(copy.untyped_storage(), window)
+
+
+def same_window(storage: torch.UntypedStorage, window: Tensor) -> Tensor:
+    """Returns the window on a storage that has the size, strides, offset and type of another."""
+    empty = torch.empty(0, dtype=window.dtype, device=storage.device)
+    return empty.set_(storage, window.storage_offset(), window.size(), window.stride())
+
+
+Batch = dict[str, Tensor]  # an entry's path -> tensor
+
+Getter = Callable[[Batch], Any]
+
+
+class Residents:
+    """The values of a program's residents; they are looked up anew in every step, so that others may change them between.
+
+    A parameter or buffer lives at its home device: it is the model's own tensor, moved there. One that has left (by
+    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step.
+    """
+
+    def __init__(self, placed: PlacedStep, step: TrainingStep, streams: Streams | None = None) -> None:
+        self._values, self._step, self._program = placed.values, step, placed.values.program
+        self._tensors = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
+        self._streams, self._pinned = streams, placed.pinned
+        self._places = _places(step.model)
+        self._check_model()
+        self._make_state()
+        self._parameters = dict(step.model.named_parameters())
+        self._examples = dict(batch_tensors(step.batch, step.batch))
+        self._getters = [self._getter(resident) for resident in self._program.residents]
+        self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
+
+    def gather(self, batch: Any) -> list[Any]:
+        """Returns the residents' values, in the program's order; the batch must be like the example."""
+        given = real_batch(self._step.batch, batch)
+        try:
+            return [getter(given) for getter in self._getters]
+        except (AttributeError, KeyError):  # the model has lost a tensor, or the optimizer its state
+            self._check_model()
+            self._make_state()
+        return [getter(given) for getter in self._getters]
+
+    def bring_home(self, batch: Any) -> Any:
+        """Returns the batch with each tensor on its home device, where all of its micro-batches have the same.
+
+        The model's own tensors and the optimizer's go home too, as they do in a step.
+        """
+        homes: dict[str, dict[torch.device, None]] = {}
+        for resident in self._program.residents:
+            if resident.kind == "input":
+                homes.setdefault(resident.name, {})[self._tensors[resident.tensor]] = None
+        moved = {
+            id(tensor): tensor.to(next(iter(homes[path])))
+            for path, tensor in real_batch(self._step.batch, batch).items()
+            if len(homes.get(path, ())) == 1
+        }
+        home = tree_map(lambda value: moved.get(id(value), value), batch)
+        self.gather(home)  # for what it moves
+        return home
+
+    def keep(self, updates: list[Any]) -> None:
+        """Puts the numbers that the host has computed into the optimizer's state."""
+        optimizer = self._step.optimizer
+        if optimizer is None:
+            return
+        for (resident, _), value in zip(self._program.updates, updates, strict=True):
+            optimizer.state[self._parameters[resident.name]][resident.key] = value
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules warn where no step was taken before theirs
+
+    def _check_model(self) -> None:
+        for resident in self._program.residents:
+            if resident.kind == "constant" and resident.value is None:
+                raise ExecutionError(
+                    "the step reads a tensor that has no value, for the model was built on the meta device: build it on a "
+                    "real one"
+                )
+        for name, tensor in (*self._step.model.named_parameters(), *self._step.model.named_buffers()):
+            _check_values(name, tensor)
+        for resident in self._program.residents:
+            if resident.kind in ("parameter", "buffer"):
+                table, key = self._places.get(resident.name, ({}, ""))
+                if table.get(key) is None:
+                    raise ExecutionError(f"the model has no {resident.name} any more: capture and compile the step again")
+                _check_type(resident, table[key])
+
+    def _make_state(self) -> None:
+        if self._step.optimizer is not None:
+            make_state(self._program, self._step.model, self._step.optimizer)
+
+    def _getter(self, resident: Resident) -> Getter:
+        """Returns how the value of a resident is found in a step."""
+        match resident.kind:
+            case "parameter" | "buffer":
+                return self._model_getter(resident)
+            case "state":
+                return self._state_getter(resident)
+            case "input":
+                return self._input_getter(resident)
+            case "hyper-parameter":
+                assert self._step.optimizer is not None
+                optimizer, number, name = self._step.optimizer, int(resident.key), resident.name
+                return lambda batch: optimizer.param_groups[number][name]  # load_state_dict makes new groups
+        return self._constant_getter(resident)
+
+    def _model_getter(self, resident: Resident) -> Getter:
+        assert resident.like is not None
+        table, key = self._places[resident.name]
+        sharing, dtype = _sharing(self._places, table[key]), resident.like.dtype
+        home, streams = self._tensors[resident.tensor], self._streams if resident.tensor in self._pinned else None
+        pinned = 0  # its address in pinned memory
+
+        def get(batch: Batch) -> Any:
+            nonlocal pinned
+            tensor = table[key]
+            if tensor.dtype != dtype:
+                _check_type(resident, tensor)
+            if tensor.device != home or (streams is not None and tensor.data_ptr() != pinned):
+                _check_values(resident.name, tensor)
+                moved = _at_home(tensor, home, streams)
+                pinned = moved.data_ptr()
+                for other, name in sharing:
+                    other[name].data = moved
+            return tensor
+
+        return get
+
+    def _state_getter(self, resident: Resident) -> Getter:
+        assert self._step.optimizer is not None
+        optimizer, parameter, key = self._step.optimizer, self._parameters[resident.name], resident.key
+        if resident.tensor < 0:
+            return lambda batch: optimizer.state[parameter][key]
+        home = self._tensors[resident.tensor]
+
+        def get(batch: Batch) -> Any:
+            state = optimizer.state[parameter]
+            if state[key].device != home:
+                state[key] = settle(state[key], state[key].stride(), home, -1)
+            return state[key]
+
+        return get
+
+    def _input_getter(self, resident: Resident) -> Getter:
+        name, number, count = resident.name, max(int(resident.key), 0), self._step.micro_batches
+        home, nbytes = self._tensors[resident.tensor], int(self._values.graph.tensors.nbytes[resident.tensor])
+        strides = self._examples[name].stride()
+        return lambda batch: settle(cut_part(batch[name], number, count), strides, home, nbytes)
+
+    def _constant_getter(self, resident: Resident) -> Getter:
+        assert resident.value is not None
+        if resident.tensor < 0:
+            value = resident.value.clone()
+            return lambda batch: value.clone()
+        nbytes = int(self._values.graph.tensors.nbytes[resident.tensor])
+        value = settle(resident.value, resident.value.stride(), self._tensors[resident.tensor], nbytes)
+        if resident.tensor in self._values.written_storages:
+            return lambda batch: value.clone()
+        return lambda batch: value
+
+
+def _at_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> Tensor:
+    """Returns a tensor on its home device; with streams it is in pinned memory there."""
+    is_there = streams is not None and tensor.device == home and is_whole(tensor)
+    moved = tensor.detach() if is_there else settle(tensor, tensor.stride(), home, -1)
+    return moved if streams is None or streams.is_pinned(moved) else streams.pin(moved)
+
+
+def _check_values(name: str, tensor: Tensor) -> None:
+    if tensor.is_meta:
+        raise ExecutionError(
+            f"{name} is on the meta device and has no values: build the model on a real device, or give it values "
+            "with model.to_empty(device='cpu')"
+        )
+
+
+def _check_type(resident: Resident, tensor: Tensor) -> None:
+    assert resident.like is not None
+    if tensor.dtype != resident.like.dtype:
+        now, captured = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, resident.like.dtype))
+        raise ExecutionError(
+            f"{resident.name} is {now} now, the step was captured with {captured}: make it {captured} again, or capture and "
+            "compile the step again"
+        )
+
+
+Place = tuple[dict[str, Any], str]  # a module's own table of parameters or buffers, and the name in it
+
+
+def _places(model: nn.Module) -> dict[str, Place]:
+    """Returns where the model keeps each parameter and buffer, by its full name."""
+    places: dict[str, Place] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for table in (module._parameters, module._buffers):
+            for key in table:
+                if table[key] is not None:
+                    places[f"{prefix}.{key}" if prefix else key] = (table, key)
+    return places
+
+
+def _sharing(places: dict[str, Place], tensor: Tensor) -> list[Place]:
+    """Returns where the model keeps tensors that are the same numbers in memory."""
+    found = []
+    for table, key in places.values():
+        other = table[key]
+        if other.data_ptr() == tensor.data_ptr() and other.shape == tensor.shape and other.stride() == tensor.stride():
+            found.append((table, key))
+    return found

@@ -1,0 +1,69 @@
+"""What to search, and how: a request, and the specification of a run that is made of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from placewise import __version__
+from placewise.core.errors import InputError
+from placewise.core.problem import Problem
+from placewise.evaluate.measured import Measure
+from placewise.search.budget import DEFAULT_EVALUATIONS, Budget
+from placewise.search.store import Specification
+from placewise.strategies import make, parameters
+
+DEFAULT_STRATEGY = "auto"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to search, and how; the names are for people."""
+
+    strategy: str = DEFAULT_STRATEGY
+    settings: Mapping[str, str] = field(default_factory=dict)
+    budget: Budget = field(default_factory=lambda: Budget(DEFAULT_EVALUATIONS))
+    seed: int = 0
+    order: str = "priority"
+    model: str = ""
+    cluster: str = ""
+    measure: Measure | None = None  # None: placements are simulated
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.seed < 0:
+            raise InputError(f"seed must be at least 0, it is {self.seed}")
+
+
+def specify(problem: Problem, request: Request) -> Specification:
+    """Returns the specification of a run: all that its history depends on."""
+    return Specification(
+        model=request.model,
+        cluster=request.cluster,
+        problem_digest=problem.digest,
+        order=request.order,
+        strategy=request.strategy,
+        parameters=parameters_of(request),
+        seed=request.seed,
+        budget=request.budget,
+        versions={"placewise": __version__, "numpy": np.__version__},
+        measured={} if request.measure is None else request.measure.to_json(),
+    )
+
+
+def parameters_of(request: Request) -> dict[str, Any]:
+    """Returns all hyper-parameters of the requested strategy, those that were not set too."""
+    strategy = make(request.strategy, dict(request.settings))
+    return {name: getattr(strategy, name) for name in parameters(request.strategy)}
+
+
+def requested(specification: Specification) -> Request:
+    """Returns the request that a specification was made from."""
+    s = specification
+    measure = Measure(**s.measured) if s.measured else None
+    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster, measure)
+
+
+def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Returns hyper-parameters as the command line writes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}

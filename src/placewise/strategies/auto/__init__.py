@@ -1,0 +1,1 @@
+"""The default strategy: a portfolio of starts, then annealed walks in the simulator."""

@@ -1,0 +1,93 @@
+"""Starts for a machine whose GPUs can't hold the optimizer's state: stages on the GPUs, updates on the CPU where they must.
+
+A parameter is at home with its update. Where that is the CPU, the parameter is copied to its stage in every step and its
+gradient is copied back, but its state needs no room on the GPU (Ren et al.: ZeRO-Offload, USENIX ATC 2021).
+"""
+
+import numpy as np
+
+from placewise.core.arrays import Bools, Floats, Ints
+from placewise.core.graph import PHASES, TENSOR_KINDS
+from placewise.core.problem import Problem
+from placewise.core.sets import sums
+from placewise.simulate.simulator import Simulator
+from placewise.strategies.auto.walkers import Stand
+from placewise.strategies.layers.model_layers import find_layers, group_values, layer_bytes, layer_seconds
+from placewise.strategies.layers.pipeline_order import one_forward_one_backward
+from placewise.strategies.layers.placers import cut_stages
+from placewise.strategies.single_device import accelerators, cpus, run_seconds, settle
+
+USED = 0.95  # the share of a GPU's memory that stages may fill; what lives shortly is not in the estimate
+
+PASSES = 3  # of bringing updates home
+
+
+def offloads(model: Simulator) -> list[Stand]:
+    """Returns stages with as many updates on the CPU as memory asks for; none where there is no CPU beside the GPUs.
+
+    There are two: in the order of one forward, one backward; and one micro-batch after the other, which needs less.
+    """
+    problem, gpus = model.problem, accelerators(model.problem)
+    spare = [device for device in cpus(problem) if device not in gpus]
+    update = group_values(problem, problem.graph.ops.phases) == PHASES.index("update")  # [groups]
+    if not spare or not update.any():
+        return []
+    numbers = np.unique(problem.graph.ops.micro_batches)
+    count = max(int((numbers >= 0).sum()), 1)
+    shares = [np.full(len(gpus), 1 / count)]  # of the micro-batches that are under way: [stages]
+    if count > 1:
+        shares.append(np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0))
+    found = []
+    for number, share in enumerate(shares):
+        stages = _stages(problem, gpus, share)  # [groups]
+        _, used = np.unique(stages, return_inverse=True)
+        order = np.arange(problem.num_ops)
+        if number:
+            order = one_forward_one_backward(problem, used[problem.op_groups], int(used.max()) + 1)
+        staged = settle(problem, gpus[stages][None])[0]
+        away = settle(problem, np.where(update, spare[0], staged)[None])[0]
+        found.append(_bring_home(model, staged, away, order))
+    return found
+
+
+def _stages(problem: Problem, gpus: Ints, share: Floats) -> Ints:
+    """Returns the stage of each group, cut as if no stage had to hold state: [groups]."""
+    layers = find_layers(problem)
+    always, passing = layer_bytes(problem, layers)
+    held = _state_bytes(problem)
+    always = always - sums(layers.of_group, held, layers.num_layers)
+    seconds = layer_seconds(problem, layers, run_seconds(problem))[:, gpus]
+    room: Floats = problem.cluster.memory_bytes[gpus].astype(np.float64) * USED
+    return cut_stages(seconds, always[:, None] + passing[:, None] * share, room)[layers.of_group]
+
+
+def _state_bytes(problem: Problem) -> Floats:
+    """Returns the bytes of the optimizer's state that is at home with each group: [groups]."""
+    graph, tensors = problem.graph, problem.graph.tensors
+    is_state = (tensors.kinds == TENSOR_KINDS.index("state")) & (tensors.home >= 0) & (graph.producer < 0)
+    homes = problem.merged[tensors.home[is_state]]
+    return sums(homes, tensors.nbytes[is_state].astype(np.float64), problem.num_groups)
+
+
+def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) -> Stand:
+    """Returns the placement with updates back on their stages, the smallest first, as long as they fit there.
+
+    Of placements [groups]: where the stages have everything, and where the updates are elsewhere.
+    """
+    problem, held = model.problem, _state_bytes(model.problem)
+    smallest = np.argsort(held, kind="stable")
+    best = Stand.of(model, placement, order)
+    for _ in range(PASSES):
+        peaks = model.measure(best.placement[None], order[None]).peak_bytes[0]
+        room = (problem.cluster.memory_bytes - peaks).astype(np.float64)  # [devices]
+        away: Bools = best.placement != staged
+        moved = best.placement.copy()
+        for group in smallest[away[smallest]].tolist():
+            if held[group] <= room[staged[group]]:
+                room[staged[group]] -= held[group]
+                moved[group] = staged[group]
+        trial = Stand.of(model, moved, order)
+        if trial.cost >= best.cost:
+            break
+        best = trial
+    return best

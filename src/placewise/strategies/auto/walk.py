@@ -1,0 +1,349 @@
+"""What a walk from placement to placement works on, and how it goes."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.simulate.compile import borrowing, kernel
+from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.kernels import (
+    UNLAUNCHED,
+    Cutoff,
+    MemoryWorkspace,
+    Snapshots,
+    Workspace,
+    forget_copies,
+    new_memory_workspace,
+    new_workspace,
+    peak_bytes,
+    run,
+    run_from,
+)
+from placewise.strategies.auto.moves import (
+    DELAY,
+    HASTEN,
+    Moves,
+    Picked,
+    Randomness,
+    Undone,
+    draw,
+    draw_kind,
+    draw_op,
+    first_position,
+    new_picked,
+    new_undone,
+    put_back,
+    reorder,
+    unit,
+)
+
+STRIDE = 32  # positions between saved states
+
+
+class Trail(NamedTuple):
+    """The times of the placement that a walk is at."""
+
+    ends: Floats  # [ops]
+    launch_at: Small  # [places]
+    arrivals: Floats  # [places]
+    launched: Small  # [places], in launch order
+    num_launched: Ints  # [1], of `launched`
+    restored: Ints  # [1], ends in the workspace are right before this position
+    latest: Floats  # [ops]
+    copy_latest: Floats  # [places]
+    next_free: Floats  # [devices + channels], while `latest` is found
+
+
+class Walker(NamedTuple):
+    """What a walk works on. Between trials `work` is as the trail says, but for ends behind the last trial's start."""
+
+    order: Small  # [ops]
+    positions: Small  # [ops], each op's place in the order
+    work: Workspace
+    snapshots: Snapshots  # of the trail
+    trial: Snapshots
+    trail: Trail
+    picked: Picked
+    undone: Undone
+    random: Randomness
+    whole: Workspace  # for passes that count memory
+    memory: MemoryWorkspace
+    peak: Ints  # [devices]
+    best: Any  # [groups], the best placement of the walk
+    best_order: Small  # [ops]
+
+
+class Pace(NamedTuple):
+    """How a walk goes."""
+
+    trials: int
+    first: int  # the number of the first trial: no two trials of a walker have the same
+    hot: float  # seconds; a step that is longer by x is taken with probability exp(-x / temperature)
+    cold: float  # seconds, the last temperature
+    weights: Ints  # [kinds], how often each kind of move is drawn
+    longest: int  # ops of a stretch
+    focus: float  # the share of moves that are drawn where there is little slack
+    checks_memory: bool
+    price: float  # seconds that a byte over a device's memory counts as, where memory is checked
+
+
+def new_walker(tables: FlatProblem, num_groups: int) -> Walker:
+    """Returns a walker that stands nowhere yet."""
+    num_ops, places = len(tables.op_groups), len(tables.copy_bytes) * tables.num_devices
+    trail = Trail(
+        ends=np.zeros(num_ops),
+        launch_at=np.full(places, UNLAUNCHED, np.int32),
+        arrivals=np.zeros(places),
+        launched=np.zeros(places, np.int32),
+        num_launched=np.zeros(1, np.int64),
+        restored=np.zeros(1, np.int64),
+        latest=np.zeros(num_ops),
+        copy_latest=np.zeros(places),
+        next_free=np.zeros(tables.num_devices + tables.num_channels),
+    )
+    return Walker(
+        order=np.zeros(num_ops, np.int32),
+        positions=np.zeros(num_ops, np.int32),
+        work=new_workspace(tables, num_groups),
+        snapshots=_new_snapshots(tables),
+        trial=_new_snapshots(tables),
+        trail=trail,
+        picked=new_picked(num_groups),
+        undone=new_undone(num_ops),
+        random=np.zeros(1, np.uint64),
+        whole=new_workspace(tables, num_groups),
+        memory=new_memory_workspace(tables),
+        peak=np.zeros(tables.num_devices, np.int64),
+        best=np.zeros(num_groups, np.int16),
+        best_order=np.zeros(num_ops, np.int32),
+    )
+
+
+def _new_snapshots(tables: FlatProblem) -> Snapshots:
+    count = len(tables.op_groups) // STRIDE + 1
+    return Snapshots(STRIDE, np.zeros(count), np.zeros((count, tables.num_devices)), np.zeros((count, tables.num_channels)))
+
+
+SMALL = 64  # groups of a move whose trial may end early by the latest ends, which larger moves would change too much
+
+FAR = 1024.0  # seconds that excuse an op from its latest end
+
+STALE = 16  # moves that are taken before the latest ends are found anew
+
+
+@kernel
+def walk(tables: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
+    """Walks from the placement in `work.devices` and the order in `order`; returns the best's seconds and overflow bytes.
+
+    The best, which are then in `best` and `best_order`, overflow least and then take the least time. `early` [ops] is minus
+    the least time from each op's end to the end of any step.
+    """
+    order, work, trail = walker.order, walker.work, walker.trail
+    num_ops, devices = len(order), walker.work.devices
+    current = _stand(tables, walker)
+    overflow = _overflow(tables, walker) if pace.checks_memory else 0
+    best_seconds, best_overflow, stale = current, overflow, 0
+    _keep(walker)
+    for i in range(pace.trials):
+        temperature = pace.hot * (pace.cold / pace.hot) ** (i / pace.trials)
+        kind = draw_kind(pace.weights, walker.random)
+        size, first, last = _move(moves, tables.op_groups, walker, pace, kind, pace.first + i + 1)
+        if first == num_ops:
+            continue
+        limit = current + pace.price * overflow - temperature * np.log(unit(walker.random))
+        start = first // STRIDE * STRIDE
+        is_small = (size if size else last - first) <= SMALL
+        if is_small:
+            _excuse(moves, walker, size, first, last, FAR)
+            seconds, num_copies = _try(tables, walker, start, Cutoff(trail.latest, limit - current))
+            _excuse(moves, walker, size, first, last, -FAR)
+        else:
+            seconds, num_copies = _try(tables, walker, start, Cutoff(early, limit))
+        is_taken, new_overflow = seconds <= limit, 0
+        if is_taken and pace.checks_memory:
+            new_overflow = _overflow(tables, walker)
+            is_taken = seconds + pace.price * new_overflow <= limit
+        if is_taken:
+            _adopt(walker, start, num_copies)
+            stale += 1
+            if stale == STALE or seconds < current:
+                _find_latest(tables, order, devices, seconds, trail)
+                stale = 0
+            current, overflow = seconds, new_overflow
+            if overflow < best_overflow or (overflow == best_overflow and current < best_seconds):
+                best_seconds, best_overflow = current, overflow
+                _keep(walker)
+        else:
+            for c in range(num_copies):
+                place = work.launched[c]
+                work.launch_at[place] = trail.launch_at[place]
+                work.arrivals[place] = trail.arrivals[place]
+            if size == 0:
+                put_back(order, walker.positions, first, last, walker.undone)
+            _undo(walker, size)
+    return best_seconds, best_overflow
+
+
+@kernel
+def _stand(tables: FlatProblem, walker: Walker) -> float:
+    """Makes the placement and order of the walker those that it is at; returns their seconds."""
+    work, trail, order = walker.work, walker.trail, walker.order
+    for position in range(len(order)):
+        walker.positions[order[position]] = position
+    work.launch_at[:] = UNLAUNCHED
+    trail.launch_at[:] = UNLAUNCHED
+    trail.num_launched[0] = 0
+    work.free[:] = 0.0
+    work.busy[:] = 0.0
+    seconds, num_copies = run_from(tables, order, 0, 0.0, work, None, walker.trial, None)
+    _adopt(walker, 0, num_copies)
+    _find_latest(tables, order, work.devices, seconds, trail)
+    return seconds
+
+
+@borrowing
+def _keep(walker: Walker) -> None:
+    """Keeps where the walker is as the best."""
+    for group in range(len(walker.best)):
+        walker.best[group] = walker.work.devices[group]
+    for position in range(len(walker.order)):
+        walker.best_order[position] = walker.order[position]
+
+
+@borrowing
+def _move(moves: Moves, op_groups: Small, walker: Walker, pace: Pace, kind: int, number: int) -> tuple[int, int, int]:
+    """Makes a drawn move; returns the count of its groups and the first position that it touches.
+
+    Without groups it has reordered the window from there to the third number. Nothing was done if the first position is
+    that of no op.
+    """
+    order, positions, devices, picked = walker.order, walker.positions, walker.work.devices, walker.picked
+    latest, ends, random, num_ops = walker.trail.latest, walker.trail.ends, walker.random, len(walker.order)
+    if kind in (HASTEN, DELAY):
+        at = draw_op(order, random, latest, ends, pace.focus if kind == HASTEN else 0.0)
+        length = int(pace.longest ** unit(random))
+        first, last = (max(at - length, 0), at) if kind == HASTEN else (at, min(at + length, num_ops - 1))
+        is_new = reorder(moves, order, positions, first, last, kind == HASTEN, walker.undone, number)
+        return 0, first if is_new else num_ops, last
+    size = draw(moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number)
+    first = num_ops - 1 if size else num_ops  # a group that no op needs still takes memory
+    for entry in range(size):
+        first = min(first, first_position(moves, positions, picked.groups[entry]))
+        devices[picked.groups[entry]] = picked.targets[entry]
+    return size, first, first
+
+
+@borrowing
+def _undo(walker: Walker, size: int) -> None:
+    """Puts the groups of a move back where they were."""
+    for entry in range(size):
+        walker.work.devices[walker.picked.groups[entry]] = walker.picked.devices[entry]
+
+
+@borrowing
+def _excuse(moves: Moves, walker: Walker, size: int, first: int, last: int, seconds: float) -> None:
+    """Gives the ops of a move, or of a window that was reordered, more time: their latest ends are of another queue."""
+    latest = walker.trail.latest
+    for entry in range(size):
+        group = walker.picked.groups[entry]
+        for i in range(moves.op_ends[group], moves.op_ends[group + 1]):
+            latest[moves.ops[i]] += seconds
+    if size == 0:
+        for position in range(first, last + 1):
+            latest[walker.order[position]] += seconds
+
+
+@kernel
+def _try(tables: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple[float, int]:
+    """Returns what a pass from a position makes, and the number of copies that it launches."""
+    order, work, trail, snapshots = walker.order, walker.work, walker.trail, walker.snapshots
+    number = start // STRIDE
+    for position in range(trail.restored[0], start):  # the last trial began before this one
+        work.ends[order[position]] = trail.ends[order[position]]
+    trail.restored[0] = start
+    work.free[:] = snapshots.free[number]
+    work.busy[:] = snapshots.busy[number]
+    return run_from(tables, order, start, snapshots.host[number], work, None, walker.trial, cutoff)
+
+
+@borrowing
+def _adopt(walker: Walker, start: int, num_copies: int) -> None:
+    """Makes the placement of a trial that began at `start` the one that the walk is at."""
+    order, work, trail = walker.order, walker.work, walker.trail
+    num_ops, count = len(order), trail.num_launched[0]
+    while count > 0 and trail.launch_at[trail.launched[count - 1]] >= start:
+        count -= 1
+        place = trail.launched[count]
+        trail.launch_at[place] = UNLAUNCHED
+        if work.launch_at[place] >= 0:  # the trial did not launch it
+            work.launch_at[place] = UNLAUNCHED
+    for c in range(num_copies):
+        place = work.launched[c]
+        work.launch_at[place] += num_ops
+        trail.launch_at[place] = work.launch_at[place]
+        trail.arrivals[place] = work.arrivals[place]
+        trail.launched[count + c] = place
+    trail.num_launched[0] = count + num_copies
+    trail.restored[0] = num_ops
+    for position in range(start, num_ops):
+        trail.ends[order[position]] = work.ends[order[position]]
+    trial, snapshots = walker.trial, walker.snapshots
+    for number in range(start // STRIDE, (num_ops + STRIDE - 1) // STRIDE):
+        snapshots.host[number] = trial.host[number]
+        for device in range(trial.free.shape[1]):
+            snapshots.free[number, device] = trial.free[number, device]
+        for channel in range(trial.busy.shape[1]):
+            snapshots.busy[number, channel] = trial.busy[number, channel]
+
+
+@borrowing
+def _find_latest(tables: FlatProblem, order: Small, devices: Any, seconds: float, trail: Trail) -> None:
+    """Writes when each op must have ended so that the step takes no longer, all queues as they are."""
+    num_devices, op_groups, op_seconds, channels = tables.num_devices, tables.op_groups, tables.op_seconds, tables.channels
+    read_ends, read_groups, read_copies = tables.read_ends, tables.read_groups, tables.read_copies
+    copy_bytes, copy_makers = tables.copy_bytes, tables.copy_makers
+    after_ends, after_ops = tables.after_ends, tables.after_ops
+    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    latest, copy_latest, next_free, launch_at = trail.latest, trail.copy_latest, trail.next_free, trail.launch_at
+    latest[:] = seconds
+    next_free[:] = seconds
+    for i in range(trail.num_launched[0]):
+        copy_latest[trail.launched[i]] = seconds
+    for position in range(len(order) - 1, -1, -1):
+        n = order[position]
+        here = devices[op_groups[n]]
+        end = min(latest[n], next_free[here])
+        latest[n] = end
+        start = end - op_seconds[n * num_devices + here]
+        next_free[here] = start
+        for after in range(after_ends[n], after_ends[n + 1]):
+            latest[after_ops[after]] = min(latest[after_ops[after]], start)
+        for read in range(read_ends[n + 1] - 1, read_ends[n] - 1, -1):
+            there = devices[read_groups[read]]
+            if there != here:
+                copy = read_copies[read]
+                place = copy * num_devices + here
+                copy_latest[place] = min(copy_latest[place], start)
+                if launch_at[place] == position:
+                    link = there * num_devices + here
+                    channel = num_devices + channels[link]
+                    begin = min(copy_latest[place], next_free[channel]) - latency[link] - copy_bytes[copy] / bandwidth[link]
+                    next_free[channel] = begin
+                    maker = copy_makers[copy]
+                    if maker >= 0:
+                        latest[maker] = min(latest[maker], begin)
+
+
+@kernel
+def _overflow(tables: FlatProblem, walker: Walker) -> int:
+    """Returns the bytes over the devices' memories, added up, by a whole pass."""
+    work, peak = walker.whole, walker.peak
+    work.devices[:] = walker.work.devices
+    _, num_copies = run(tables, walker.order, work, walker.memory)
+    peak_bytes(tables, work, walker.memory, num_copies, peak, None)
+    forget_copies(work, num_copies)
+    overflow = 0
+    for device in range(tables.num_devices):
+        overflow += max(peak[device] - tables.memory_bytes[device], 0)
+    return overflow

@@ -1,0 +1,1 @@
+"""Baechi's three placers: m-TOPO, m-ETF and m-SCT."""

@@ -1,0 +1,1 @@
+"""Optimal placements of small steps, by constraint programming."""

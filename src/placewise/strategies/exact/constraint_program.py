@@ -1,0 +1,459 @@
+"""Placement, launch order and memory as a constraint program: the whole definition, in integers."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.simulate.flat_problem import tensor_groups, unique_reads
+
+Literal = Any  # a Boolean variable of ortools, its negation, or a constant: 0 or 1
+
+
+@dataclass(frozen=True, eq=False)
+class Logic:
+    """Adds to a solver's model; literals that are known are left out of what it gets."""
+
+    model: Any
+
+    def imply(self, literals: list[Literal], constraint: Any) -> None:
+        """Adds a constraint that holds where all literals do."""
+        literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
+        if any(isinstance(one, int) for one in literals):
+            return
+        self.model.add(constraint).only_enforce_if(literals)
+
+    def clause(self, literals: list[Literal]) -> None:
+        """Adds that one of the literals holds."""
+        if not any(isinstance(one, int) and one == 1 for one in literals):
+            self.model.add_bool_or([one for one in literals if not isinstance(one, int)])
+
+    def all_of(self, literals: list[Literal]) -> Literal:
+        """Returns a literal that is the conjunction."""
+        literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
+        if any(isinstance(one, int) for one in literals):
+            return 0
+        if len(literals) < 2:
+            return literals[0] if literals else 1
+        whole = self.model.new_bool_var("and")
+        self.model.add_bool_and(literals).only_enforce_if(whole)
+        self.model.add_bool_or([*(one.negated() for one in literals), whole])
+        return whole
+
+    def any_of(self, literals: list[Literal]) -> Literal:
+        """Returns a literal that is the disjunction."""
+        return negated(self.all_of([negated(one) for one in literals]))
+
+
+def negated(literal: Literal) -> Literal:
+    """Returns the opposite."""
+    return 1 - literal if isinstance(literal, int) else literal.negated()
+
+
+def import_solver() -> Any:
+    """Returns ortools' CP-SAT."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise StrategyError("strategy 'exact' needs ortools: pip install placewise[exact]") from None
+    return cp_model
+
+
+@dataclass(eq=False)
+class Facts:
+    """A problem, in plain lists."""
+
+    problem: Problem
+
+    @cached_property
+    def ops(self) -> range:
+        """All ops."""
+        return range(self.problem.num_ops)
+
+    @cached_property
+    def group(self) -> list[int]:
+        """Each op's group."""
+        return [int(g) for g in self.problem.op_groups]
+
+    @cached_property
+    def home(self) -> list[int]:
+        """The group that each tensor is with."""
+        return [int(g) for g in tensor_groups(self.problem)]
+
+    @cached_property
+    def seconds(self) -> list[list[float]]:
+        """Each op's time on each device."""
+        return [[float(t) for t in row] for row in self.problem.op_seconds]
+
+    @cached_property
+    def needs(self) -> set[tuple[int, int]]:
+        """The pairs of ops of which the second waits for the first."""
+        writers, readers, _ = self.problem.graph.edges
+        after = self.problem.graph.ops.after
+        pairs = {*zip(writers.tolist(), readers.tolist(), strict=True)}
+        return pairs | {*zip(after.values.tolist(), after.rows.tolist(), strict=True)}
+
+    def forced(self) -> set[tuple[int, int]]:
+        """The pairs of ops of which the second depends on the first, over others too."""
+        behind: list[set[int]] = []
+        for n in self.ops:
+            inputs = [m for m, k in sorted(self.needs) if k == n]
+            behind.append({*inputs, *(a for m in inputs for a in behind[m])})
+        return {(m, n) for n in self.ops for m in behind[n]}
+
+
+class Copy(NamedTuple):
+    """A tensor that may be copied to a device."""
+
+    tensor: int
+    target: int
+
+
+def add_memory(program: "Program") -> None:
+    """Adds what memory allows, unless everything at once would fit every device."""
+    problem, tensors = program.problem, program.problem.graph.tensors
+    if not _matters(program):
+        return
+    storages = _storages(program)
+    alive = {(root, n): literal for root in storages for n, literal in enumerate(_alive(program, root))}
+    for d, memory in enumerate(problem.cluster.memory_bytes.tolist()):
+        resident = _resident(program, d)
+        _fit(program, resident, memory)
+        for n in program.ops:
+            made = [(root, program.logic.all_of([alive[root, n], program.on[program.home[root]][d]])) for root in storages]
+            copied = [(copy.tensor, _is_copy_alive(program, copy, n)) for copy in program.copies if copy.target == d]
+            _fit(program, [*resident, *((int(tensors.nbytes[t]), literal) for t, literal in made + copied)], memory)
+
+
+def _matters(program: "Program") -> bool:
+    graph = program.problem.graph
+    copied = sum(int(graph.tensors.nbytes[t]) for t in sorted({copy.tensor for copy in program.copies}))
+    own = graph.storage == np.arange(len(graph.tensors))
+    return bool(int(graph.tensors.nbytes[own].sum()) + copied > program.problem.cluster.memory_bytes.min())
+
+
+def _fit(program: "Program", taken: list[tuple[int, Literal]], memory: int) -> None:
+    """Adds that the bytes of those that are there fit."""
+    fixed = sum(size * literal for size, literal in taken if isinstance(literal, int))
+    program.model.add(sum(size * literal for size, literal in taken if not isinstance(literal, int)) + fixed <= memory)
+
+
+def _resident(program: "Program", device: int) -> list[tuple[int, Literal]]:
+    """Returns the bytes that are on a device all the time; what nobody reads and has no home is on the first."""
+    graph = program.problem.graph
+    rows = []
+    for t in np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0)).tolist():
+        size, group = int(graph.tensors.nbytes[t]), program.home[t]
+        rows.append((size, program.on[group][device] if group >= 0 else int(device == 0)))
+    return rows
+
+
+def _storages(program: "Program") -> list[int]:
+    """Returns the tensors that own memory which the step takes."""
+    graph = program.problem.graph
+    own = (graph.producer >= 0) & (graph.storage == np.arange(len(graph.tensors))) & (graph.tensors.nbytes > 0)
+    return [int(t) for t in np.flatnonzero(own)]
+
+
+def _alive(program: "Program", root: int) -> list[Literal]:
+    """Returns whether a storage is taken when each op is launched: made not later, and used then or later, or kept."""
+    graph = program.problem.graph
+    maker = int(graph.producer[root])
+    kept = int((graph.storage[graph.outputs] == root).any())
+    known, literals = _uses(program, root), []
+    for n in program.ops:
+        made = 1 if maker == n else program.before[maker, n]
+        uses = [program.logic.all_of([use, 1 if k == n else program.before[n, k]]) for k, use in known]
+        literals.append(program.logic.all_of([made, program.logic.any_of([kept, *uses])]))
+    return literals
+
+
+def _uses(program: "Program", root: int) -> list[tuple[int, Literal]]:
+    """Returns the ops that use a storage, and when: a write, a read on its device, or the launch of a copy."""
+    graph = program.problem.graph
+    uses: list[tuple[int, Literal]] = []
+    for t in np.flatnonzero(graph.storage == root).tolist():
+        if graph.producer[t] >= 0:
+            uses.append((int(graph.producer[t]), 1))
+        copies = [copy for copy in program.copies if copy.tensor == t]
+        for k in sorted(set(graph.readers[t].tolist())):
+            pairs = [pair for pair in program.both_on(program.group[k], program.home[t]) if pair is not None]
+            uses += [(k, program.logic.all_of(pair)) for pair in pairs]
+            uses += [(k, program.first[k, copy]) for copy in copies if (k, copy) in program.first]
+    return uses
+
+
+def _is_copy_alive(program: "Program", copy: Copy, n: int) -> Literal:
+    """Returns whether a copy is taken when an op is launched: a reader not later, and a reader then or later."""
+    readers = program.copies[copy]
+    here = {r: program.on[program.group[r]][copy.target] for r in readers}
+    later = program.logic.any_of([program.logic.all_of([here[r], 1 if r == n else program.before[n, r]]) for r in readers])
+    return program.logic.all_of([program.is_launched_by(copy, n), later])
+
+
+UNITS = 2**30  # that the longest step has
+
+
+@dataclass(eq=False)
+class Program(Facts):
+    """The constraint program of a problem."""
+
+    longest: float
+    unit: float = field(init=False)
+    model: Any = field(init=False)
+    logic: Logic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = import_solver().CpModel()
+        self.logic = Logic(self.model)
+        self.unit = self.longest / UNITS or 1.0
+        self._add_times()
+        self._add_copies()
+        if self.problem.cluster.dispatch_seconds > 0.0:
+            self._add_launches()
+        add_memory(self)
+        self.model.minimize(self.last)
+
+    # --- what there is to decide ---
+
+    @cached_property
+    def on(self) -> list[list[Literal]]:
+        """Whether each group is on each device."""
+        rows = []
+        for group, allowed in enumerate(self.problem.allowed.tolist()):
+            row = [self.model.new_bool_var(f"on {group} {d}") if ok else 0 for d, ok in enumerate(allowed)]
+            self.model.add_exactly_one([literal for literal in row if not isinstance(literal, int)])
+            rows.append(row)
+        return rows
+
+    @cached_property
+    def before(self) -> dict[tuple[int, int], Literal]:
+        """Whether one op is launched before another; a constant where the graph says so."""
+        num_ops, model = self.problem.num_ops, self.model
+        known: dict[tuple[int, int], Literal] = {}
+        forced = self.forced()
+        for m, n in combinations(range(num_ops), 2):
+            literal = 1 if (m, n) in forced else model.new_bool_var(f"before {m} {n}")
+            known[m, n], known[n, m] = literal, negated(literal)
+            self.logic.imply([literal], self.position[m] + 1 <= self.position[n])
+            self.logic.imply([negated(literal)], self.position[n] + 1 <= self.position[m])
+        return known
+
+    @cached_property
+    def position(self) -> list[Any]:
+        """When each op is launched, counted in ops."""
+        places = [self.model.new_int_var(0, max(self.problem.num_ops - 1, 0), f"position {n}") for n in self.ops]
+        self.model.add_all_different(places)
+        return places
+
+    @cached_property
+    def start(self) -> list[Any]:
+        """When each op starts, in units."""
+        return [self.model.new_int_var(0, UNITS, f"start {n}") for n in self.ops]
+
+    @cached_property
+    def end(self) -> list[Any]:
+        """When each op ends, in units."""
+        ends = []
+        for n in self.ops:
+            row = self.on[self.group[n]]
+            ends.append(self.start[n] + sum(self._units(t) * on for t, on in zip(self.seconds[n], row, strict=True)))
+        return ends
+
+    @cached_property
+    def last(self) -> Any:
+        """When the last op ends, in units."""
+        return self.model.new_int_var(0, UNITS, "last")
+
+    # --- time ---
+
+    def _add_times(self) -> None:
+        """Ops of one device run one at a time in launch order, behind the ops that they need."""
+        for n in self.ops:
+            self.model.add(self.end[n] <= self.last)
+        for m, n in sorted(self.needs):
+            self.model.add(self.start[n] >= self.end[m])
+        for m, n in combinations(self.ops, 2):
+            for together in self.both_on(self.group[m], self.group[n]):
+                if together is not None:
+                    for a, b in ((m, n), (n, m)):
+                        self.logic.imply([*together, self.before[a, b]], self.start[b] >= self.end[a])
+        for d in range(self.problem.num_devices):  # the same again, in the form that the solver reasons about
+            intervals = [
+                self.model.new_optional_interval_var(
+                    self.start[n],
+                    self._units(self.seconds[n][d]),
+                    self.start[n] + self._units(self.seconds[n][d]),
+                    self.on[self.group[n]][d],
+                    f"run {n} {d}",
+                )
+                for n in self.ops
+                if self.problem.allowed[self.group[n], d]
+            ]
+            self.model.add_no_overlap(intervals)
+
+    def both_on(self, g: int, h: int) -> list[list[Literal] | None]:
+        """Returns the literals that put two groups on each device, or None where they can't both be."""
+        return [
+            None if isinstance(a, int) or isinstance(b, int) else ([a] if g == h else [a, b])
+            for a, b in zip(self.on[g], self.on[h], strict=True)
+        ]
+
+    # --- copies ---
+
+    @cached_property
+    def copies(self) -> dict[Copy, list[int]]:
+        """The copies that there may be, with the ops that would read them: those of other groups than the tensor's."""
+        readers: dict[Copy, list[int]] = defaultdict(list)
+        reading, read = unique_reads(self.problem.graph.ops.reads)
+        for n, t in zip(reading.tolist(), read.tolist(), strict=True):
+            if self.group[n] != self.home[t]:
+                for d in range(self.problem.num_devices):
+                    if self.problem.allowed[self.group[n], d]:
+                        readers[Copy(t, d)].append(n)
+        return dict(readers)
+
+    @cached_property
+    def is_made(self) -> dict[Copy, Literal]:
+        """Whether each copy is made: a reader is there, and the tensor is not."""
+        made = {}
+        for copy, readers in self.copies.items():
+            literal = self.model.new_bool_var(f"copy {copy.tensor} {copy.target}")
+            home = self.on[self.home[copy.tensor]][copy.target]
+            there = [self.on[g][copy.target] for g in sorted({self.group[n] for n in readers})]  # all can be there
+            for reader in there:
+                self.logic.clause([negated(reader), home, literal])
+            self.logic.clause([literal.negated(), negated(home)])
+            self.model.add_bool_or([negated(literal), *there])
+            made[copy] = literal
+        return made
+
+    @cached_property
+    def asked_for(self) -> dict[Copy, Any]:
+        """When each copy is launched: at its first reader on the device, and there in the order in which that one reads."""
+        reads = self.problem.graph.ops.reads.lists()
+        width = 1 + max((len(row) for row in reads), default=0)
+        keys = {}
+        for copy, readers in self.copies.items():
+            key = self.model.new_int_var(0, width * (self.problem.num_ops + 1), f"asked {copy.tensor} {copy.target}")
+            times = []
+            for n in readers:
+                here = self.on[self.group[n]][copy.target]
+                own = width * self.position[n] + reads[n].index(copy.tensor)
+                self.model.add(key <= own).only_enforce_if(here)
+                is_first = self.model.new_bool_var(f"first {n} {copy.tensor} {copy.target}")
+                self.model.add(key == own).only_enforce_if(is_first)
+                self.model.add_implication(is_first, here)
+                times.append(is_first)
+                self.first[n, copy] = is_first
+            self.model.add(sum(times) == 1).only_enforce_if(self.is_made[copy])
+            for is_first in times:
+                self.model.add_implication(is_first, self.is_made[copy])
+            keys[copy] = key
+        return keys
+
+    @cached_property
+    def first(self) -> dict[tuple[int, Copy], Literal]:
+        """Whether an op is the first reader of a copy, for which it is launched; `asked_for` fills it."""
+        return {}
+
+    @cached_property
+    def earlier(self) -> dict[tuple[Copy, Copy], Literal]:
+        """Whether one copy is launched before another, where both are made."""
+        known = {}
+        for a, b in combinations(self.copies, 2):
+            if not self._may_share(a, b):
+                continue
+            literal = self.model.new_bool_var(f"earlier {a} {b}")
+            both = [self.is_made[a], self.is_made[b]]
+            self.model.add(self.asked_for[a] < self.asked_for[b]).only_enforce_if([literal, *both])
+            self.model.add(self.asked_for[b] < self.asked_for[a]).only_enforce_if([literal.negated(), *both])
+            known[a, b], known[b, a] = literal, literal.negated()
+        return known
+
+    @cached_property
+    def copy_start(self) -> dict[Copy, Any]:
+        """When each copy starts, in units."""
+        return {copy: self.model.new_int_var(0, UNITS, f"copying {copy.tensor} {copy.target}") for copy in self.copies}
+
+    def _add_copies(self) -> None:
+        """A copy follows its tensor's making; a channel moves copies one at a time in launch order; readers wait."""
+        cluster, producer = self.problem.cluster, self.problem.graph.producer
+        by_channel: dict[int, list[tuple[Copy, list[Literal], int]]] = defaultdict(list)
+        for copy, readers in self.copies.items():
+            made, start = self.is_made[copy], self.copy_start[copy]
+            self.asked_for[copy]
+            if (maker := int(producer[copy.tensor])) >= 0:
+                self.model.add(start >= self.end[maker]).only_enforce_if(made)
+            for a, at_home in enumerate(self.on[self.home[copy.tensor]]):
+                if a == copy.target or isinstance(at_home, int):
+                    continue
+                seconds = cluster.latency_seconds[a, copy.target]
+                seconds += self.problem.graph.tensors.nbytes[copy.tensor] / cluster.bytes_per_second[a, copy.target]
+                units = self._units(float(seconds))
+                by_channel[int(cluster.channels[a, copy.target])].append((copy, [made, at_home], units))
+                for n in readers:
+                    self.logic.imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)
+        for channel in sorted(by_channel):
+            for (one, ones, one_units), (other, others, other_units) in combinations(by_channel[channel], 2):
+                if one != other:
+                    is_first = self.earlier[one, other]
+                    begin, other_begin = self.copy_start[one], self.copy_start[other]
+                    self.logic.imply([*ones, *others, is_first], other_begin >= begin + one_units)
+                    self.logic.imply([*ones, *others, is_first.negated()], begin >= other_begin + other_units)
+
+    def _may_share(self, a: Copy, b: Copy) -> bool:
+        """Returns whether two copies may be on one channel, or their order counts for the host."""
+        if self.problem.cluster.dispatch_seconds > 0.0:
+            return True
+        channels, allowed = self.problem.cluster.channels, self.problem.allowed
+        of = [
+            {int(channels[s, copy.target]) for s in np.flatnonzero(allowed[self.home[copy.tensor]]) if s != copy.target}
+            for copy in (a, b)
+        ]
+        return bool(of[0] & of[1])
+
+    # --- launches ---
+
+    def _add_launches(self) -> None:
+        """Nothing starts before its launch; the host launches one op or copy after the other."""
+        dispatch = self.problem.cluster.dispatch_seconds
+        for n in self.ops:
+            copies = [self.is_launched_by(copy, n) for copy in self.copies]
+            count = 1 + self.position[n] + sum(copies)
+            self._add_launch(self.start[n], count, dispatch, [])
+        for copy in self.copies:
+            others = [b for b in self.copies if b != copy]
+            earlier = [self.logic.all_of([self.is_made[b], self.earlier[b, copy]]) for b in others]
+            ops = [negated(self._has_reader_by(copy, n)) for n in self.ops]
+            self._add_launch(self.copy_start[copy], 1 + sum(earlier) + sum(ops), dispatch, [self.is_made[copy]])
+
+    def _add_launch(self, start: Any, count: Any, dispatch: float, when: list[Literal]) -> None:
+        self.model.add(start >= self._units(dispatch) * count).only_enforce_if(when)
+
+    def _has_reader_by(self, copy: Copy, n: int) -> Literal:
+        """Returns whether a reader of a copy is launched not later than an op."""
+        key = (copy, n)
+        if key not in self._reader_by:
+            parts = [
+                self.logic.all_of([self.on[self.group[r]][copy.target], 1 if r == n else self.before[r, n]])
+                for r in self.copies[copy]
+            ]
+            self._reader_by[key] = self.logic.any_of(parts)
+        return self._reader_by[key]
+
+    @cached_property
+    def _reader_by(self) -> dict[tuple[Copy, int], Literal]:
+        return {}
+
+    def is_launched_by(self, copy: Copy, n: int) -> Literal:
+        """Returns whether a copy is launched not later than an op."""
+        return self.logic.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
+
+    def _units(self, seconds: float) -> int:
+        return int(seconds / self.unit)

@@ -1,0 +1,1 @@
+"""Placements by layer: experts, Accelerate's balanced map, pipelines, data parallelism."""

@@ -1,0 +1,203 @@
+"""Placements by layer: what experts, Accelerate and pipelines do; and by micro-batch, as data parallelism does."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Proposal, Search
+from placewise.core.graph import TENSOR_KINDS
+from placewise.core.problem import Problem
+from placewise.strategies.layers import accelerate
+from placewise.strategies.layers.model_layers import Layers, find_layers, layer_bytes, layer_seconds
+from placewise.strategies.layers.pipeline_order import one_forward_one_backward
+from placewise.strategies.single_device import accelerators, cpus, fastest, run_seconds, settle
+
+# The experts of the papers (ColocRL, HDP, Spotlight, Post), by model of the zoo:
+ONE_GPU = ("inception-v3", "resnet", "cifar-cnn")  # a CNN is on one GPU
+
+LAYER_PER_GPU = ("rnnlm", "nmt")  # an LSTM network has a layer on each GPU, encoder and decoder alike:
+
+WITH_FIRST = re.compile(r"((encoder|decoder)\.)?embedding")  # the embedding is with the first layer,
+
+LSTM_LAYER = re.compile(r"((encoder|decoder)\.)?layers\.(?P<number>\d+)")
+
+WITH_LAST = re.compile(r"attention(\..+)?|projection")  # attention, softmax and loss are with the last layer.
+
+# Any other model: contiguous layers, balanced by time.
+
+
+@dataclass(frozen=True)
+class Expert:
+    """What people do by hand: the rules above, as Mirhoseini et al. (2017, 2018) and Gao et al. (2018) state them.
+
+    With fewer GPUs than LSTM layers (L), layer i is on GPU floor(i · GPUs / L); with more, the others are idle. A CNN is on
+    the fastest GPU, the first of equals. Any other model is a `Pipeline`.
+    """
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields one placement, with the paper's rule in its notes, or what a pipeline does."""
+        gpus, layers = accelerators(problem), find_layers(problem)
+        model = problem.graph.name.partition(":")[0]
+        places = lstm_places(layers.names, len(gpus)) if model in LAYER_PER_GPU else None
+        if model in ONE_GPU:
+            wanted = np.full(problem.num_groups, fastest(problem, gpus))
+            yield Proposal(settle(problem, wanted[None]), notes={"rule": "one-gpu"})
+        elif places is not None:
+            yield Proposal(settle(problem, gpus[places][layers.of_group][None]), notes={"rule": "layer-per-gpu"})
+        else:
+            yield from Pipeline().search(problem, rng)
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """What device_map="balanced" of Hugging Face Accelerate does: modules in order, by bytes of parameters and buffers.
+
+    The GPUs' memories are the cluster's; what fits on none is on the first CPU, or on the last GPU if there is none. By
+    default a transformer's blocks are not split, as the models of Transformers ask for with `_no_split_modules`.
+    """
+
+    no_split: str = r"(.+\.)?(blocks?|layers?|h)\.\d+"  # a regular expression for the paths of modules that stay whole
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.no_split)
+        except re.error as error:
+            raise ValueError(f"no_split must be a regular expression, it is {self.no_split!r}: {error}") from None
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields one placement."""
+        graph, layers = problem.graph, find_layers(problem)
+        gpus = accelerators(problem).tolist()
+        spare = [device for device in cpus(problem) if device not in gpus][:1] or gpus[-1:]
+        modules = accelerate.modules_of(graph, self.no_split)
+        memory = problem.cluster.memory_bytes.tolist()
+        limits = accelerate.balanced_limits(modules, [memory[gpu] for gpu in gpus])
+        places = accelerate.device_map(modules, limits)
+        devices = [*gpus, *spare]
+
+        def device_of(path: str) -> int:
+            found = accelerate.find_device(places, path)
+            return int(gpus[0] if found is None else devices[found])
+
+        paths = [
+            next((name for name in modules.parameters if name.rpartition(".")[0] == path), path) for path in layers.names
+        ]
+        wanted = np.array([device_of(path) for path in paths], np.int64)[layers.of_group]
+        is_parameter = (graph.tensors.kinds == TENSOR_KINDS.index("parameter")) & (graph.tensors.home >= 0)
+        for t in np.flatnonzero(is_parameter)[::-1].tolist():  # the first parameter of a group is written last
+            wanted[problem.merged[graph.tensors.home[t]]] = device_of(graph.tensors.names[t])
+        yield Proposal(settle(problem, wanted[None]))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Contiguous stages of layers in forward order, one for each GPU in order, such that the slowest stage is fastest.
+
+    A stage must fit in its device's memory as `layer_bytes` estimates it; if no stages do, those count that overflow by the
+    fewest bytes. A slow GPU gets fewer layers, or none. Of equally good cuts the last one counts: a layer stays with the
+    earlier GPU.
+    """
+
+    stages: int = 0  # how many GPUs at most, 0: all
+
+    def __post_init__(self) -> None:
+        if self.stages < 0:
+            raise ValueError(f"stages must be at least 0, it is {self.stages}")
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields one placement, and with micro-batches once more in the order of one forward, one backward."""
+        gpus, layers = accelerators(problem), find_layers(problem)
+        gpus = gpus[: self.stages or None]
+        stages = _stages(problem, layers, gpus)[layers.of_group]  # [groups]
+        placements = settle(problem, gpus[stages][None])
+        yield Proposal(placements)
+        if (problem.graph.ops.micro_batches > 0).any():
+            _, used = np.unique(stages, return_inverse=True)  # empty stages do not count
+            order = one_forward_one_backward(problem, used[problem.op_groups], int(used.max()) + 1)
+            yield Proposal(placements, order[None])
+
+
+@dataclass(frozen=True)
+class Towers:
+    """Data parallelism: micro-batch i is on GPU i mod n; what belongs to none or to several is on the first GPU.
+
+    So the parameters, their gradients' sums and their update are on the first GPU, and every step copies parameters to the
+    others and gradients back. Without micro-batches everything is on the fastest GPU, and a note says so.
+    """
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields one placement, with the number of micro-batches in its notes."""
+        gpus, micro_batches = accelerators(problem), problem.graph.ops.micro_batches
+        lowest, highest = np.full((2, problem.num_groups), -1)  # of each group's ops
+        lowest[problem.op_groups] = problem.num_ops + micro_batches.max(initial=-1)
+        np.minimum.at(lowest, problem.op_groups, micro_batches)
+        np.maximum.at(highest, problem.op_groups, micro_batches)
+        wanted = gpus[np.where((lowest == highest) & (lowest >= 0), lowest, 0) % len(gpus)]
+        count = len(np.unique(micro_batches[micro_batches >= 0]))
+        if not count:
+            wanted[:] = fastest(problem, gpus)
+        yield Proposal(settle(problem, wanted[None]), notes={"micro_batches": count})
+
+
+def lstm_places(names: tuple[str, ...], num_gpus: int) -> Ints | None:
+    """Returns the GPU of each layer of an LSTM network, or None if some layer is none of those in the rules: [layers]."""
+    numbers = [int(match["number"]) for name in names if (match := LSTM_LAYER.fullmatch(name))]
+    if not numbers:
+        return None
+    depth = max(numbers) + 1
+    used = min(depth, num_gpus)
+    places = []
+    for name in names:
+        if WITH_FIRST.fullmatch(name):
+            places.append(0)
+        elif match := LSTM_LAYER.fullmatch(name):
+            places.append(int(match["number"]) * used // depth)
+        elif WITH_LAST.fullmatch(name):
+            places.append(used - 1)
+        else:
+            return None
+    return np.array(places, np.int64)
+
+
+def cut_stages(seconds: Floats, nbytes: Floats, memory_bytes: Floats) -> Ints:
+    """Returns the stage of each layer, with the least overflow, and then the fastest slowest stage: [layers].
+
+    Of times and bytes [layers, stages] and memories [stages]. Overflow is what the stages have over their memories, added
+    up. A stage may be empty. Of equally good cuts the last one counts. The dynamic program takes stages · layers² / 2
+    steps: the best of the first `end` layers on the first stages is the best over all `start` of the first `start` layers
+    on all but the last of these stages, and the layers from start to end on the last one.
+    """
+    num_layers, num_stages = seconds.shape
+    times = np.concatenate([np.zeros((1, num_stages)), seconds.cumsum(axis=0)])  # [layers + 1, stages], of the first layers
+    sizes = np.concatenate([np.zeros((1, num_stages)), nbytes.cumsum(axis=0)])  # the same
+    overflow, slowest = np.where(np.arange(num_layers + 1) == 0, 0.0, np.inf), np.zeros(num_layers + 1)
+    starts = np.zeros((num_stages, num_layers + 1), np.int64)
+    for stage in range(num_stages):
+        best = np.empty((2, num_layers + 1))
+        for end in range(num_layers + 1):
+            head = slice(0, end + 1)
+            over = overflow[head] + np.maximum(sizes[end, stage] - sizes[head, stage] - memory_bytes[stage], 0.0)
+            slow = np.maximum(slowest[head], times[end, stage] - times[head, stage])
+            slow = np.where(over == over.min(), slow, np.inf)
+            start = starts[stage, end] = end - slow[::-1].argmin()
+            best[:, end] = over[start], slow[start]
+        overflow, slowest = best
+    stages, end = np.zeros(num_layers, np.int64), num_layers
+    for stage in reversed(range(num_stages)):
+        start = starts[stage, end]
+        stages[start:end] = stage
+        end = start
+    return stages
+
+
+def _stages(problem: Problem, layers: Layers, gpus: Ints) -> Ints:
+    """Returns the number of the GPU of each layer: [layers]."""
+    seconds = layer_seconds(problem, layers, run_seconds(problem))[:, gpus]
+    always, passing = layer_bytes(problem, layers)
+    micro_batches = problem.graph.ops.micro_batches
+    count = max(len(np.unique(micro_batches[micro_batches >= 0])), 1)
+    under_way = np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0)  # [stages], the share of the micro-batches
+    nbytes = always[:, None] + passing[:, None] * under_way
+    return cut_stages(seconds, nbytes, problem.cluster.memory_bytes[gpus].astype(np.float64))

@@ -1,0 +1,105 @@
+"""What a network is told of ops that are placed together: their kinds, the sizes of their outputs, their neighbours.
+
+A `label` is the set that an op belongs to: a group of the problem, a block, or what a learned grouper has made. A graph file
+has bytes and no shapes, so sizes stand where the papers have shapes: log10(1 + bytes) / 10, which is within 0 and 1.9.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.graph import Graph
+from placewise.core.sets import numbered, sums
+
+MAX_OUTPUTS = 6
+
+MAX_NEIGHBOURS = 6  # that write what a set reads, and as many that read what it writes
+
+PADDING = -1.0
+
+
+class Kinds(NamedTuple):
+    """The ops' kinds as numbers, in the order in which they first stand."""
+
+    of_op: Ints  # [ops]
+    num_kinds: int
+
+    @classmethod
+    def of(cls, graph: Graph) -> "Kinds":
+        """Returns the kinds of a graph's ops."""
+        labels = np.unique(np.array(graph.ops.kinds, np.str_), return_inverse=True)[1].reshape(-1)
+        numbers = numbered(labels) if len(labels) else np.zeros(0, np.int64)
+        return cls(numbers, int(numbers.max(initial=-1)) + 1)
+
+    def counted(self, labels: Ints, num_labels: int) -> Floats:
+        """Returns how many ops of each kind each label has: [labels, kinds]."""
+        found = sums(labels * self.num_kinds + self.of_op, np.ones(len(labels)), num_labels * self.num_kinds)
+        return found.reshape(num_labels, self.num_kinds)
+
+
+def scaled(nbytes: Ints | Floats) -> Floats:
+    """Returns sizes as networks read them."""
+    result: Floats = np.log10(1.0 + nbytes) / 10
+    return result
+
+
+def edges_between(graph: Graph, labels: Ints, num_labels: int) -> tuple[Ints, Ints]:
+    """Returns the pairs of different labels, one of which reads what the other writes, each once: writers, readers."""
+    writers, readers, _ = graph.edges
+    pairs = np.unique(labels[writers] * num_labels + labels[readers])
+    source, target = pairs // max(num_labels, 1), pairs % max(num_labels, 1)
+    return source[source != target], target[source != target]
+
+
+def output_sizes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, Ints]:
+    """Returns the sizes of each label's largest outputs, padded, and how many outputs it has: [labels, 6], [labels].
+
+    An output is a tensor that one of its ops writes and that not only itself reads. Ties go to the first tensor.
+    """
+    written = np.flatnonzero(graph.producer >= 0)
+    owner = labels[graph.producer[written]]
+    read, readers = graph.ops.reads.values, labels[graph.ops.reads.rows]
+    own = np.full(len(graph.tensors), -1, np.int64)
+    own[written] = owner
+    inside, outside = np.zeros(len(own), np.bool_), np.zeros(len(own), np.bool_)
+    inside[read[readers == own[read]]] = True
+    outside[read[readers != own[read]]] = True
+    leaves = (outside | ~inside)[written]
+    tensors, owner = written[leaves], owner[leaves]
+    order = np.lexsort((tensors, -graph.tensors.nbytes[tensors], owner))
+    sizes = np.full((num_labels, MAX_OUTPUTS), PADDING)
+    _fill(sizes, owner[order], scaled(graph.tensors.nbytes[tensors[order]]))
+    return sizes, np.bincount(owner, minlength=num_labels)
+
+
+def neighbours(source: Ints, target: Ints, num_labels: int) -> Floats:
+    """Returns up to 6 labels that each one reads from and up to 6 that read from it, the lowest first: [labels, 12].
+
+    They are numbers / `num_labels`, padded; the edges are those of `edges_between`.
+    """
+    found = np.full((num_labels, 2 * MAX_NEIGHBOURS), PADDING)
+    order = np.lexsort((source, target))
+    _fill(found[:, :MAX_NEIGHBOURS], target[order], source[order] / max(num_labels, 1))
+    order = np.lexsort((target, source))
+    _fill(found[:, MAX_NEIGHBOURS:], source[order], target[order] / max(num_labels, 1))
+    return found
+
+
+def adjacency(source: Ints, target: Ints, num_labels: int) -> Floats:
+    """Returns 1 where the label of the row writes what that of the column reads: [labels, labels]."""
+    matrix = np.zeros((num_labels, num_labels))
+    matrix[source, target] = 1.0
+    return matrix
+
+
+def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
+    """Returns the sum of the rows of each label: [labels, columns] from [rows] and [rows, columns]."""
+    return np.stack([sums(labels, column, num_labels) for column in rows.T], axis=1)
+
+
+def _fill(table: Floats, rows: Ints, values: Floats) -> None:
+    """Writes the values of each row from the left, as many as there is room for; rows are in rising order."""
+    column = np.arange(len(rows)) - np.searchsorted(rows, rows)
+    fits = column < table.shape[1]
+    table[rows[fits], column[fits]] = values[fits]

@@ -1,0 +1,1 @@
+"""List scheduling: HEFT, CPoP and Mayer's critical path."""

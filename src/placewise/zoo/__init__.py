@@ -1,0 +1,97 @@
+"""The models of the papers and today's, each a training step that is built by name: `build("nmt:layers=4,batch=64")`.
+
+Nothing here imports torch until a model is asked for.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from placewise.core.errors import ModelError
+from placewise.zoo.options import Option, Value, read_options, signature_options, violation
+
+if TYPE_CHECKING:
+    from placewise.graph_capture.training_step import TrainingStep
+
+__all__ = ["MODELS", "Entry", "build", "options", "parse"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a model's function is, as 'module:function' in this package, and one line on what it is."""
+
+    location: str
+    summary: str
+
+
+MODELS: dict[str, Entry] = {
+    "inception-v3": Entry("inception:inception_v3", "Inception-V3 on ImageNet, with its auxiliary head, RMSprop"),
+    "resnet": Entry("convnets:resnet", "ResNet-50, 101, 152 or 200 on ImageNet, SGD with momentum"),
+    "cifar-cnn": Entry("convnets:cifar_cnn", "TensorFlow tutorial's CIFAR-10 network (Spotlight), SGD"),
+    "rnnlm": Entry("recurrent:rnnlm", "language model of stacked LSTM cells, unrolled, Adam"),
+    "nmt": Entry("recurrent:nmt", "LSTM encoder and decoder with attention, unrolled, Adam"),
+    "gpt": Entry("transformers:gpt", "GPT-2 small, medium, large or xl, AdamW"),
+    "bert": Entry("transformers:bert", "BERT base or large with its two pre-training heads, AdamW"),
+}
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """The model's name and its options as written; raises ModelError for an unknown model or a malformed option."""
+    name, colon, written = text.partition(":")
+    _entry(name)
+    given: dict[str, str] = {}
+    for item in written.split(",") if colon else []:
+        option, equals, value = (part.strip() for part in item.partition("="))
+        if not (option and equals and value):
+            raise ModelError(f"model {name!r}: each option must be name=value, got {item!r}")
+        if option in given:
+            raise ModelError(f"model {name!r}: option {option!r} must be given once, got {text!r}")
+        given[option] = value
+    return name, given
+
+
+def options(name: str) -> dict[str, Value]:
+    """Each option of a model with its default, in the order of the model's function; imports torch."""
+    return {option.name: option.default for option in _options(_function(name))}
+
+
+def build(text: str, device: str = "meta") -> "TrainingStep":
+    """The training step that `text` names, its tensors on `device`; on meta, the default, no memory is allocated.
+
+    On a real device the parameters are initialised from torch's global generator and the batch is a placeholder
+    (zeros). Raises ModelError where an option breaks a rule.
+    """
+    import torch
+
+    name, given = parse(text)
+    function = _function(name)
+    values = read_options(name, _options(function), given)
+    micro_batches, batch = values.pop("micro_batches"), values["batch"]
+    assert isinstance(micro_batches, int)
+    assert isinstance(batch, int)
+    if batch % micro_batches:
+        raise violation(name, "micro_batches", f"divide the batch of {batch}", micro_batches)
+    if micro_batches > 1:
+        # The model is called with micro-batches: its own rules must hold for one of them too.
+        with torch.device("meta"):
+            function(**values | {"batch": batch // micro_batches})
+    with torch.device(device):
+        return dataclasses.replace(function(**values), micro_batches=micro_batches)
+
+
+def _entry(name: str) -> Entry:
+    if name not in MODELS:
+        raise ModelError(f"unknown model {name!r}: it must be one of {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def _function(name: str) -> Callable[..., "TrainingStep"]:
+    module, _, attribute = _entry(name).location.partition(":")
+    function: Callable[..., TrainingStep] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    return function
+
+
+def _options(function: Callable[..., "TrainingStep"]) -> list[Option]:
+    return [*signature_options(function), Option("micro_batches", int, 1)]

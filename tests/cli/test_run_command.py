@@ -1,0 +1,109 @@
+"""`run`: what does not fit, other hardware, the progress on a terminal, and its trace on a page."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import refused
+from executed import cpu_cluster
+
+from placewise.cli import main
+from placewise.cli.progress import Line
+from placewise.core.plan import Plan
+from placewise.core.problem import Problem
+from placewise.core.profile import Profile, ProfiledDevice
+from placewise.core.quantities import nbytes
+from placewise.formats.cluster_file import write_cluster
+from placewise.formats.profile_file import write_profile
+from placewise.measure.profiler import hardware_of
+from placewise.models import load_graph
+from placewise.run.devices import real_devices
+
+MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
+RUN = ["run", MODEL, "--plan", "plan.json", "--steps", "2"]
+ON_CPUS = ["--cluster", "cpus.toml"]
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with cpus.toml, and with plan.json and other.json at random."""
+    monkeypatch.chdir(tmp_path)
+    problem = Problem.of(load_graph(MODEL), cpu_cluster())
+    rng = np.random.default_rng(0)
+    for name in ("plan.json", "other.json"):
+        Plan(problem.expand(rng.integers(0, 2, problem.num_groups))).save(name)
+    write_cluster(problem.cluster, "cpus.toml")
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """cpu:1 has 1 KiB less than the plan needs there; the step runs all the same, for the heap is larger."""
+    assert main([*RUN, *ON_CPUS, "--json"]) == 0
+    whole = said(capsys)
+    assert (whole["fits"], whole["overflow_bytes"]) == (True, {"cpu:0": 0, "cpu:1": 0})
+    first, second = cpu_cluster().devices
+    small = replace(second, memory_bytes=whole["predicted_peak_bytes"]["cpu:1"] - 1024)
+    write_cluster(replace(cpu_cluster(), devices=(first, small)), "small.toml")
+    assert main([*RUN, "--cluster", "small.toml", "--json"]) == 0
+    found = said(capsys)
+    assert (found["fits"], found["overflow_bytes"]) == (False, {"cpu:0": 0, "cpu:1": 1024})
+    assert main([*RUN, "--cluster", "small.toml"]) == 0
+    line = f"the plan does not fit: cpu:1 needs 1 KiB more than its {nbytes(small.memory_bytes)}"
+    assert capsys.readouterr().out.splitlines()[1] == line
+
+
+def test_a_profile_of_other_hardware_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    here = [hardware_of(device) for device in real_devices(cpu_cluster())]
+    for name, hardware in (("here.json", here), ("z80.json", [here[0], "a Z80"])):
+        devices = (ProfiledDevice(f"cpu:{i}", "cpu", hardware[i], "cpu:0") for i in range(2))
+        write_profile(Profile(tuple(devices), {}), name)
+    assert main([*RUN, *ON_CPUS, "--profile", "here.json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*RUN, *ON_CPUS, "--profile", "z80.json", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == f"placewise: z80.json: was measured on other hardware: cpu:1 was 'a Z80', here it is {here[1]!r}\n"
+    assert len(json.loads(out)["steps"]) == 2
+
+
+def test_a_terminal_shows_which_step_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Line, "is_due", True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main([*RUN, *ON_CPUS]) == 0
+    shown = ["warm-up", "warm-up", "step 1 of 2", "step 2 of 2", ""]
+    assert capsys.readouterr().err == "".join(f"\r{text}\x1b[K" for text in shown)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    assert main([*RUN, *ON_CPUS]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_is_due_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of 5 s stays until 5.1 s; where there is no terminal none is ever due."""
+    line = Line()
+    assert not line.is_due
+    line.is_shown = True
+    now = iter([0.0, 5.0, 5.05, 5.15])
+    monkeypatch.setattr("placewise.cli.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    assert line.is_due
+    line.show("half")
+    assert [line.is_due, line.is_due] == [False, True]
+
+
+def test_its_trace_stands_beside_its_plan_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """With a plan that has other devices the page says so; with a model of another size it is refused."""
+    assert main([*RUN, *ON_CPUS, "--trace", "trace.json"]) == 0
+    capsys.readouterr()
+    report = ["report", *ON_CPUS, "--measured", "trace.json", "-o", "page.html", "--graph"]
+    assert main([*report, MODEL, "plan.json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main([*report, MODEL, "other.json"]) == 0
+    assert "trace.json: is of another placement than the plan" in capsys.readouterr().err
+    wider = MODEL.replace("hidden=8", "hidden=9")
+    assert "trace.json: is a trace of another graph" in refused([*report, wider, "plan.json"], capsys)

@@ -1,0 +1,69 @@
+"""Words on the command line that can't be meant: each is refused in one line, before any work, and nothing is written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from builders import refused, tiny_cluster, tiny_data
+
+from placewise.cli import main
+from placewise.formats.cluster_file import write_cluster
+
+PLACE = ["place", "graph.json", "--cluster", "tiny.toml", "--budget", "1"]
+PROFILE = ["profile", "cifar-cnn:batch=2", "--cluster", "tiny.toml"]
+SUITE = ["bench", "suite", "graph.json", "--clusters", "tiny.toml", "--strategies", "random", "--budget", "1"]
+WRONG: list[tuple[list[str], str]] = [
+    ([*PLACE, "-o", ""], "output: must not be empty"),
+    ([*PLACE, "--strategy", ""], "strategy: must not be empty"),
+    ([*PLACE, "--tensorboard", ""], "tensorboard: must not be empty"),
+    (["bench", "rows", "--strategies", ""], "strategies: must not be empty"),
+    (["report", "runs.db", "", "-o", "page.html"], "sources: must not be empty"),
+    ([*PLACE, "-o", "same", "--report", "./same"], "./same: can't be written: two outputs have this name"),
+    ([*PROFILE, "-o", "same", "--graph", "same"], "same: can't be written: two outputs have this name"),
+    ([*PLACE, "--run-file", "none/runs.db"], "none/runs.db: can't be written: there is no folder"),
+    ([*PLACE, "--run-file", "."], ".: can't be written: it is a folder"),
+    ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is no folder"),
+    ([*PLACE, "--busy", "0.5"], "--busy: needs a --profile"),
+    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy: needs a --profile"),
+    (["report", "plan.json", "--graph", "graph.json", "--cluster", "tiny.toml", "-o", "./plan.json"], "it is what is read"),
+    (
+        ["simulate", "graph.json", "--cluster", "tiny.toml", "--plan", "plan.json", "--trace", "plan.json"],
+        "it is what is read",
+    ),
+    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--trace", "plan.json"], "it is what is read"),
+    ([*PLACE, "-o", "tiny.toml"], "tiny.toml: can't be written: it is what is read"),
+    ([*PROFILE, "-o", "tiny.toml"], "tiny.toml: can't be written: it is what is read"),
+    (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: can't be written: it is what is read"),
+    (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is no folder"),
+    (["report", "runs.db", "9" * 30, "-o", "page.html"], "behind it stand numbers of runs"),
+    (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, it is 99999"),
+    (["bench", "measured", "cifar-cnn", "tiny.toml", "--plan", "none.json"], "none.json: there is no such file"),
+    ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is no folder"),
+    (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is no folder"),
+    (["reproduce", "post", "--quick", "--run-file", "none/runs.db"], "there is no folder"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A folder with a graph, a cluster, a plan and a run file, where the commands run."""
+    monkeypatch.chdir(tmp_path)
+    Path("graph.json").write_text(json.dumps(tiny_data()))
+    write_cluster(tiny_cluster(), "tiny.toml")
+    assert main([*PLACE, "-o", "plan.json", "--run-file", "runs.db"]) == 0
+    capsys.readouterr()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "rule"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
+def test_wrong_words_are_refused(arguments: list[str], rule: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def contents() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+    before = contents()
+    assert rule in refused(arguments, capsys)
+    assert contents() == before
+
+
+def test_two_outputs_may_go_nowhere(folder: Path) -> None:
+    assert main([*PLACE, "-o", "/dev/null", "--report", "/dev/null", "--quiet"]) == 0

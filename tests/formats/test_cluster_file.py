@@ -1,0 +1,371 @@
+"""Clusters and their files: what is written reads back; every broken file is one line and exit code 2."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import mixed_cluster, refused, tiny_cluster, tiny_cluster_data, tiny_data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import ClusterError
+from placewise.formats.cluster_file import UNITS, format_cluster, parse_cluster, read_cluster, write_cluster
+
+# --- what a cluster knows of itself ---
+
+
+def test_the_tiny_cluster_by_hand() -> None:
+    """Two GPUs; a link each way with a channel of its own; from a device to itself nothing takes time."""
+    cluster = tiny_cluster()
+    assert cluster.num_devices == 2
+    assert cluster.device_names == ("gpu:0", "gpu:1")
+    assert cluster.memory_bytes.tolist() == [2**20, 2**20]
+    assert cluster.latency_seconds.tolist() == [[0, 0.001], [0.001, 0]]
+    assert cluster.bytes_per_second.tolist() == [[np.inf, 1e6], [1e6, np.inf]]
+    assert cluster.channel_names == ("gpu:0->gpu:1", "gpu:1->gpu:0")
+    assert cluster.channels.tolist() == [[-1, 0], [1, -1]]
+    assert cluster.dispatch_seconds == 0
+
+
+def test_a_link_goes_before_the_default_and_the_last_of_two_counts() -> None:
+    data = tiny_cluster_data()
+    data["links"] = [
+        {"from": "gpu:0", "to": "gpu:1", "bytes_per_second": 5, "latency_seconds": 6, "both": True},
+        {"from": "gpu:1", "to": "gpu:0", "bytes_per_second": 7, "latency_seconds": 8},
+    ]
+    cluster = parse_cluster(data)
+    assert cluster.bytes_per_second.tolist() == [[np.inf, 5], [7, np.inf]]
+    assert cluster.latency_seconds.tolist() == [[0, 6], [8, 0]]
+
+
+def test_links_that_name_a_channel_share_it() -> None:
+    data = tiny_cluster_data()
+    data["default_link"]["channel"] = "bus"
+    cluster = parse_cluster(data)
+    assert cluster.channel_names == ("bus",)
+    assert cluster.channels.tolist() == [[-1, 0], [0, -1]]
+
+
+def test_one_device_needs_no_link() -> None:
+    cluster = Cluster("one", (Device("cpu:0", "cpu", 0, 1.0, 1.0),), ())
+    assert cluster.channels.tolist() == [[-1]]
+    assert cluster.channel_names == ()
+
+
+def test_no_column_can_be_written() -> None:
+    cluster = tiny_cluster()
+    for column in (cluster.memory_bytes, cluster.latency_seconds, cluster.bytes_per_second, cluster.channels):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+
+
+CHANGES: dict[str, tuple[list[Any], Any]] = {
+    "device name": (["devices", 1, "name"], "gpu:2"),
+    "device kind": (["devices", 1, "kind"], "cpu"),
+    "memory": (["devices", 1, "memory"], 5),
+    "flops": (["devices", 1, "flops"], 5),
+    "bytes_per_second": (["devices", 1, "bytes_per_second"], 5),
+    "overhead": (["devices", 1, "overhead_seconds"], 5),
+    "latency": (["default_link", "latency_seconds"], 5),
+    "bandwidth": (["default_link", "bytes_per_second"], 5),
+    "channel": (["default_link", "channel"], "bus"),
+    "dispatch": (["dispatch_seconds"], 5),
+}
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    data = copy.deepcopy(tiny_cluster_data())
+    holder: Any = data
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return data
+
+
+def test_the_digest_changes_with_every_number_and_not_with_the_description() -> None:
+    digests = [parse_cluster(changed(path, value)).digest for path, value in CHANGES.values()]
+    assert len({tiny_cluster().digest, *digests}) == 1 + len(CHANGES)
+    for name in ("name", "description"):
+        assert parse_cluster(changed([name], "other")).digest == tiny_cluster().digest
+    assert parse_cluster(changed(["dispatch_seconds"], -0.0)).digest == tiny_cluster().digest
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        (lambda gpu, link: Cluster("", (), ()), "devices: a cluster needs at least one device"),
+        (lambda gpu, link: Cluster("", (gpu, gpu), ()), "device 'a': a device's name must not be empty, and no two"),
+        (lambda gpu, link: Cluster("", (gpu,), (link,)), "link 'a' -> 'b': there is no device 'b'; the devices are a"),
+        (lambda gpu, link: Cluster("", (gpu,), (), np.inf), "cluster: dispatch_seconds must be a finite number"),
+    ],
+)
+def test_a_cluster_made_in_python_is_checked_too(cluster: Any, message: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        cluster(Device("a", "gpu", 1, 1.0, 1.0), Link("a", "b", 1.0, 0.0))
+    assert str(caught.value).startswith(message)
+
+
+# --- what is written reads back ---
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
+POSITIVE = st.floats(0, 1e18, exclude_min=True)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Draws a cluster of up to four devices, with shared channels, and with several links for a pair."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
+    memory, overhead = st.integers(0, 2**62), st.floats(0, 10)
+    devices = tuple(
+        Device(name, draw(NAMES), draw(memory), draw(POSITIVE), draw(POSITIVE), draw(overhead)) for name in names
+    )
+    channels = st.none() | st.sampled_from(["", "bus", "a->b"])
+    links = [Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels)) for a in names for b in names if a != b]
+    more = draw(st.lists(st.sampled_from(links), max_size=2)) if links else []
+    return Cluster(draw(NAMES), devices, (*links, *more), draw(st.floats(0, 1)), draw(st.just("") | NAMES))
+
+
+@given(clusters())
+def test_what_is_written_reads_back(cluster: Cluster) -> None:
+    again = parse_cluster(tomllib.loads(format_cluster(cluster)))
+    assert (again.name, again.description, again.devices, again.links) == (
+        *(cluster.name, cluster.description),
+        *(cluster.devices, cluster.links),
+    )
+    assert again.digest == cluster.digest
+
+
+def test_a_file_reads_back(tmp_path: Path) -> None:
+    write_cluster(mixed_cluster(), tmp_path / "cluster.toml")
+    assert read_cluster(tmp_path / "cluster.toml").digest == mixed_cluster().digest
+    assert Cluster.load(str(tmp_path / "cluster.toml")).digest == mixed_cluster().digest
+    assert Cluster.load("2xK80").name == "2xK80"
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [(4096, 4096), ("4096", 4096), ("1.5GiB", 3 * 2**29), ("2kB", 2000), ("1 MB", 10**6), ("0TiB", 0), (0, 0)],
+)
+def test_memory_is_bytes_or_text_with_a_unit(memory: Any, expected: int) -> None:
+    assert parse_cluster(changed(["devices", 0, "memory"], memory)).devices[0].memory_bytes == expected
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_counts(unit: str) -> None:
+    cluster = parse_cluster(changed(["devices", 0, "memory"], f"3{unit}"))
+    assert cluster.devices[0].memory_bytes == 3 * UNITS[unit]
+
+
+# --- broken files ---
+
+GOOD = """\
+format = "placewise-cluster"
+version = 1
+name = "tiny"
+description = "two GPUs"
+dispatch_seconds = 1e-6
+
+[[devices]]
+name = "gpu:0"
+kind = "gpu"
+memory = "1MiB"
+flops = 1e12
+bytes_per_second = 1e11
+overhead_seconds = 1e-6
+
+[[devices]]
+name = "gpu:1"
+kind = "gpu"
+memory = 4096
+flops = 1e12
+bytes_per_second = 1e11
+
+[[links]]
+from = "gpu:0"
+to = "gpu:1"
+bytes_per_second = 1e6
+latency_seconds = 1e-3
+both = true
+channel = "bus"
+"""
+DEFAULT_LINK = "\n[default_link]\nbytes_per_second = 1e6\nlatency_seconds = 1e-3\n"
+WRONG_TEXT = ("7", "0.5", "true", "[]", "{}", "1979-05-27")
+WRONG_NUMBER = ('"7"', "true", "[]", "{}", "-1", "nan", "inf", "-inf", "1e400", "1" + "0" * 400, "07:32:00")
+HUGE = "0x" + "f" * 20_000  # Python refuses to write it out in decimals
+LINES: dict[str, tuple[str, tuple[str, ...]]] = {  # a line of the file: its element, and values that are wrong there
+    'name = "tiny"': ("name", WRONG_TEXT),
+    'description = "two GPUs"': ("description", WRONG_TEXT),
+    "dispatch_seconds = 1e-6": ("dispatch_seconds", (*WRONG_NUMBER, HUGE)),
+    'name = "gpu:0"': ("devices[0]", WRONG_TEXT),
+    'kind = "gpu"': ("devices[0] 'gpu:0'", WRONG_TEXT),
+    'memory = "1MiB"': ("devices[0] 'gpu:0'", ("0.5", "true", "[]", "{}", "-1", "nan", "inf", HUGE, "1" + "0" * 30)),
+    "flops = 1e12": ("devices[0] 'gpu:0'", (*WRONG_NUMBER, "0", "0.0", "-0.0", HUGE)),
+    "bytes_per_second = 1e11": ("devices[0] 'gpu:0'", (*WRONG_NUMBER, "0")),
+    "overhead_seconds = 1e-6": ("devices[0] 'gpu:0'", WRONG_NUMBER),
+    'from = "gpu:0"': ("links[0]", WRONG_TEXT),
+    'to = "gpu:1"': ("links[0]", WRONG_TEXT),
+    "bytes_per_second = 1e6": ("links[0]", (*WRONG_NUMBER, "0")),
+    "latency_seconds = 1e-3": ("links[0]", WRONG_NUMBER),
+    "both = true": ("links[0]", ('"yes"', "1", "0", "[]", "{}")),
+    'channel = "bus"': ("links[0]", WRONG_TEXT),
+}
+MEMORIES = (
+    *("12 parsecs", "GiB", "1.5", "nanGiB", "infGiB", "-infTB", "1e400GiB", "12 gib", "12GiB ", "1,5GiB", ""),
+    *("12GiBGiB", "0x10", "twelve", "9" * 5000, "--1GiB", "½GiB"),
+)
+Broken = dict[str, tuple[str | bytes, tuple[str, ...]]]
+
+
+def line(old: str, new: str) -> str:
+    """Returns the file with the first such line replaced."""
+    assert f"\n{old}\n" in GOOD
+    return GOOD.replace(f"\n{old}\n", f"\n{new}\n", 1)
+
+
+def wrong_fields() -> Broken:
+    cases: Broken = {}
+    for whole, (element, values) in LINES.items():
+        field = whole.partition(" =")[0]
+        for value in values:
+            cases[f"{whole} -> {value[:12]}"] = (line(whole, f"{field} = {value}"), (element, f"{field} must be"))
+    for whole, (element, _) in LINES.items():
+        field = whole.partition(" =")[0]
+        if element.startswith(("devices", "links")) and field not in ("overhead_seconds", "both", "channel"):
+            cases[f"no {whole}"] = (line(whole, ""), (element, f"needs the field {field!r}"))
+    for memory in MEMORIES:
+        fragments = ("devices[0] 'gpu:0'", "memory must be bytes or text like '12GiB'")
+        cases[f"memory {memory[:12]!r}"] = (line('memory = "1MiB"', f'memory = "{memory}"'), fragments)
+    return cases
+
+
+NO_TOML = ("is not TOML",)
+SPECIAL: Broken = {
+    "negative memory": (line('memory = "1MiB"', 'memory = "-1GiB"'), ("device 'gpu:0'", "memory must be at least 0")),
+    "negative bytes": (line('memory = "1MiB"', 'memory = "-4096"'), ("device 'gpu:0'", "memory must be at least 0")),
+    "too much memory": (line('memory = "1MiB"', 'memory = "1e30GiB"'), ("device 'gpu:0'", "at most 2**62 bytes")),
+    "memory of 63 bits": (line("memory = 4096", f"memory = {2**63 - 1}"), ("device 'gpu:1'", "at most 2**62 bytes")),
+    "empty": ("", ("needs the field 'devices'",)),
+    "no devices": ("devices = []", ("devices", "a cluster needs at least one device")),
+    "devices is a table": ("[devices]\nname = 'gpu:0'", ("devices must be a list, it is a table",)),
+    "devices are names": ("devices = ['gpu:0']", ("devices[0]", "must be a table of fields, it is 'gpu:0'")),
+    "links is a table": (GOOD.replace("[[links]]", "[links]"), ("links must be a list, it is a table",)),
+    "links are names": ("links = [7]\n" + GOOD[: GOOD.index("[[links]]")], ("links[0]", "must be a table of fields")),
+    "default_link is a list": (
+        GOOD + DEFAULT_LINK.replace("[default_link]", "[[default_link]]"),
+        ("default_link", "a list"),
+    ),
+    "default_link is a number": ("default_link = 7\n" + GOOD, ("default_link", "must be a table of fields, it is 7")),
+    "default_link without latency": (GOOD + DEFAULT_LINK.replace("lat", "#"), ("default_link", "needs the field 'latency")),
+    "default_link of no bandwidth": (GOOD + DEFAULT_LINK.replace("1e6", "0"), ("default_link", "bytes_per_second must be")),
+    "default_link of a device": (GOOD + DEFAULT_LINK + "from = 'gpu:0'\n", ("default_link", "has no field 'from'")),
+    "default_link both": (GOOD + DEFAULT_LINK + "both = true\n", ("default_link", "has no field 'both'")),
+    "unknown field": ("cores = 7\n" + GOOD, ("has no field 'cores'; the fields are format",)),
+    "unknown field of a device": (line('kind = "gpu"', 'kind = "gpu"\ncores = 7'), ("devices[0]", "has no field 'cores'")),
+    "unknown field of a link": (GOOD + "gbps = 7\n", ("links[0]", "has no field 'gbps'")),
+    "unknown table": (GOOD + "[network]\n", ("has no field 'network'",)),
+    "format": (GOOD.replace("placewise-cluster", "placewise-graph"), ("format must be 'placewise-cluster'",)),
+    "format number": (GOOD.replace('"placewise-cluster"', "1"), ("format must be 'placewise-cluster', it is 1",)),
+    "version": (line("version = 1", "version = 2"), ("version must be 1, it is 2",)),
+    "version text": (line("version = 1", "version = '1'"), ("version must be 1, it is '1'",)),
+    "version true": (line("version = 1", "version = true"), ("version must be 1, it is true",)),
+    "version huge": (line("version = 1", f"version = {HUGE}"), ("version must be 1, it is a whole number of 80000 bits",)),
+    "two of a name": (GOOD.replace("gpu:1", "gpu:0"), ("device 'gpu:0'", "no two devices may share it")),
+    "no name": (line('name = "gpu:0"', 'name = ""'), ("device ''", "name must not be empty")),
+    "no kind": (line('kind = "gpu"', 'kind = ""'), ("device 'gpu:0'", "kind must not be empty")),
+    "no links": (GOOD[: GOOD.index("[[links]]")], ("links", "no link from 'gpu:0' to 'gpu:1'", "no default_link")),
+    "no link back": (line("both = true", "both = false"), ("links", "no link from 'gpu:1' to 'gpu:0'")),
+    "link to itself": (line('to = "gpu:1"', 'to = "gpu:0"'), ("link 'gpu:0' -> 'gpu:0'", "must be two devices")),
+    "link to nowhere": (line('to = "gpu:1"', 'to = "gpu:7"'), ("link 'gpu:0' -> 'gpu:7'", "no device 'gpu:7'; the devices")),
+    "link from nowhere": (line('from = "gpu:0"', 'from = "cpu"'), ("link 'cpu' -> 'gpu:1'", "no device 'cpu'")),
+    "names of line breaks": (
+        line('name = "gpu:0"', r'name = "a\nb\u2028c"'),
+        ("link 'gpu:0' -> 'gpu:1'", r"the devices are a\nb\u2028c, gpu:1"),
+    ),
+    "not UTF-8": (GOOD.encode().replace(b"tiny", b"tin\xff"), NO_TOML),
+    "UTF-16": (GOOD.encode("utf-16"), NO_TOML),
+    "zeros": (bytes(100), NO_TOML),
+    "JSON": (json.dumps(tiny_cluster_data()), NO_TOML),
+    "cut": (GOOD[:-6], NO_TOML),
+    "field twice": (line("version = 1", "version = 1\nversion = 1"), NO_TOML),
+    "no quotes": (line('name = "tiny"', "name = tiny"), NO_TOML),
+    "open quotes": (line('name = "tiny"', 'name = "tiny'), NO_TOML),
+    "too many digits": (line("flops = 1e12", "flops = " + "9" * 5000), NO_TOML),
+    "surrogate": (line('name = "tiny"', r'name = "\ud800"'), NO_TOML),
+    "deep": ("devices = " + "[" * 50_000, NO_TOML),
+    "gzip cut": (b"\x1f\x8b\x08\x00", ("is not a whole gzip file",)),
+}
+BROKEN = wrong_fields() | SPECIAL
+
+
+@pytest.fixture(scope="session")
+def graph_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("good") / "graph.json"
+    path.write_text(json.dumps(tiny_data()))
+    return str(path)
+
+
+def test_there_are_enough_of_them_and_the_file_that_they_break_is_good() -> None:
+    assert len(BROKEN) > 150
+    assert parse_cluster(tomllib.loads(GOOD)).num_devices == 2
+    assert parse_cluster(tomllib.loads(GOOD + DEFAULT_LINK)).channel_names == ("bus",)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_one_line_and_code_2(
+    tmp_path: Path, graph_file: str, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    content, fragments = BROKEN[case]
+    path = tmp_path / "cluster.toml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    message = refused(["info", graph_file, "--cluster", str(path)], capsys)
+    assert message.startswith(f"placewise: {path}: ")
+    for fragment in fragments:
+        assert fragment in message.removeprefix(f"placewise: {path}: ")
+    assert len(message) < 1000
+    assert os.listdir(tmp_path) == ["cluster.toml"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("9xK80", "9xK80: is neither a file nor a preset; the presets are 1xK40"),
+        ("no/such/cluster.toml", "no/such/cluster.toml: is neither a file nor a preset"),
+        ("c" * 5000, "is neither a file nor a preset"),
+        ("", "cluster: must not be empty"),
+        (os.path.dirname(__file__), "formats: can't be read: Is a directory"),
+    ],
+    ids=["unknown", "missing", "too long", "empty", "folder"],
+)
+def test_what_is_no_cluster_is_refused(graph_file: str, capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+    assert message in refused(["info", graph_file, "--cluster", name], capsys)
+
+
+def test_broken_files_in_a_process_of_their_own(tmp_path: Path, graph_file: str) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(line("flops = 1e12", f"flops = {HUGE}"))
+    command = [sys.executable, "-m", "placewise", "info", graph_file, "--cluster", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"placewise: {path}: devices[0] 'gpu:0': flops must be a finite number above 0, it is a whole number of 80000 bits\n"
+    )
+
+
+def test_a_device_too_slow_to_ever_end_is_refused(
+    tmp_path: Path, graph_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1e290 flops on a device of 1e-290 flops a second would be 1e580 seconds, which no float holds."""
+    data = tiny_data()
+    data["ops"][1] |= {"seconds": {}, "flops": 1e290}
+    (tmp_path / "graph.json").write_text(json.dumps(data))
+    (tmp_path / "cluster.toml").write_text(line("flops = 1e12", "flops = 1e-290"))
+    command = ["info", str(tmp_path / "graph.json"), "--cluster", str(tmp_path / "cluster.toml"), "--json"]
+    assert "ops[1] 'mm' would never end on 'gpu:0'" in refused(command, capsys)

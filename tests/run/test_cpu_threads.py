@@ -1,0 +1,140 @@
+"""The threads of CPU devices, and the memory that they use again."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from placewise.measure.clocks import own_thread
+from placewise.run.backends.cpu_threads import Alarm, Gate, Team, job_of
+from placewise.run.devices import RealDevice
+
+FAULTS = """
+import ctypes, resource
+from placewise.run.backends.cpu_memory import keep_freed_memory
+keep_freed_memory()
+malloc, free, size = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free, 2**26
+malloc.restype = ctypes.c_void_p
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    memory = malloc(ctypes.c_size_t(size))
+    ctypes.memset(memory, 1, size)
+    free(ctypes.c_void_p(memory))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def in_a_new_thread(work: Callable[[], object]) -> object:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def num_threads_of(team: Team, lanes: list[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    team.run({lane: job_of(lambda lane: found.update({lane: torch.get_num_threads()}), lane) for lane in lanes})
+    return found
+
+
+def test_each_worker_has_its_own_number_of_threads() -> None:
+    """PyTorch has one number for all threads that have not asked yet; the last one set must not become everyone's."""
+    team = Team({0: RealDevice("a", "cpu", 2), 1: RealDevice("b", "cpu", 3), -2: RealDevice("a pinning", "cpu", 1)}, Alarm())
+    assert num_threads_of(team, [0, 1, -2]) == {0: 2, 1: 3, -2: 1}
+    assert in_a_new_thread(torch.get_num_threads) == torch.get_num_threads()
+    team.close()
+
+
+def test_a_team_leaves_the_number_of_its_makers_thread_alone() -> None:
+    """Also where that thread has not asked for it before."""
+
+    def make() -> int:
+        team = Team({0: RealDevice("a", "cpu", 7)}, Alarm())
+        team.close()
+        return torch.get_num_threads()
+
+    assert in_a_new_thread(make) == torch.get_num_threads()
+
+
+def test_threads_that_measure_have_their_own_numbers_too() -> None:
+    usual = torch.get_num_threads()
+    with own_thread(RealDevice("a", "cpu", 3)) as one, own_thread(RealDevice("b", "cpu", 5)) as other:
+        for thread in (one, other):
+            thread.submit(int).result()
+        assert [thread.submit(torch.get_num_threads).result() for thread in (one, other)] == [3, 5]
+    assert torch.get_num_threads() == in_a_new_thread(torch.get_num_threads) == usual
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
+def test_cores_that_are_not_there_are_refused() -> None:
+    usual, threads = torch.get_num_threads(), set(threading.enumerate())
+    with pytest.raises((OSError, ValueError)):
+        Team({0: RealDevice("a", "cpu", usual + 1), 1: RealDevice("b", "cpu", 1, None, (9999,))}, Alarm())
+    gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)
+    assert set(threading.enumerate()) <= threads  # none of the team's; threads of others may have ended by now
+    assert in_a_new_thread(torch.get_num_threads) == usual
+
+
+@pytest.mark.skipif(not hasattr(os, "confstr") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="no glibc")
+def test_freed_memory_is_used_again() -> None:
+    """Where nobody has chosen otherwise, memory that was freed is touched again without a page fault."""
+    free = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_") and key != "GLIBC_TUNABLES"}
+    faults = []
+    for environment in (free, free | {"MALLOC_PERTURB_": "0"}):
+        done = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, text=True, check=True)
+        faults.append(int(done.stdout))
+    assert faults[0] < 10 < faults[1]
+
+
+def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
+    """Runs a lane and the host's with Ctrl-C before some bytecode of `Team.run`; whether there are so many."""
+    gate, left = Gate(team.alarm), iter(range(moment))
+
+    def lane() -> None:
+        ran.append("begun")
+        gate.wait()
+        ran.append("ended")
+
+    def interrupt(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code is not Team.run.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(left, None) is None:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return interrupt
+
+    sys.settrace(interrupt)
+    try:
+        team.run({0: lane}, gate.open)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_nobody_goes_on_behind_a_step_that_was_interrupted() -> None:
+    """Whatever the moment; and the next step runs."""
+    team, moment = Team({0: RealDevice("a", "cpu", 1)}, Alarm()), 0
+    ran: list[str] = []
+    while run_interrupted(team, moment, ran):
+        before = list(ran)
+        team.run({0: lambda: ran.append("next")}, lambda: None)
+        assert ran == [*before, "next"], f"at bytecode {moment}"
+        assert len(team.alarm.failures) == 0
+        ran.clear()
+        moment += 1
+    assert ran == ["begun", "ended"]
+    assert moment > 20
+    team.close()

@@ -1,0 +1,77 @@
+"""Which piece of this machine a cluster's devices are."""
+
+import pytest
+
+from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import ExecutionError
+from placewise.run import devices as machine
+from placewise.run.devices import RealDevice, real_devices
+
+
+def cluster(**kinds: str) -> Cluster:
+    devices = tuple(Device(name.replace("_", ":"), kind, 2**30, 1e9, 1e9) for name, kind in kinds.items())
+    names = [device.name for device in devices]
+    return Cluster("test", devices, tuple(Link(a, b, 1e9, 0.0) for a in names for b in names if a != b))
+
+
+@pytest.fixture(autouse=True)
+def four_cores_and_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "processors", lambda: [1, 3, 5, 7])
+    monkeypatch.setattr(machine, "_num_gpus", lambda: 2)
+
+
+def test_cpu_devices_share_the_cores_equally() -> None:
+    one, other = real_devices(cluster(cpu_0="cpu", cpu_1="cpu"))
+    assert one == RealDevice("cpu:0", "cpu", 2, None, (1, 3))
+    assert other == RealDevice("cpu:1", "cpu", 2, None, (5, 7))
+    assert [d.threads for d in real_devices(cluster(cpu_0="cpu", cpu_1="cpu", cpu_2="cpu"))] == [1, 1, 1]
+
+
+def test_more_cpu_devices_than_cores_share_them() -> None:
+    devices = real_devices(cluster(**{f"cpu_{i}": "cpu" for i in range(5)}))
+    assert [device.cores for device in devices] == [(1,), (3,), (5,), (7,), (1,)]
+
+
+def test_one_core_is_left_to_the_host_of_gpus() -> None:
+    assert [device.cores for device in real_devices(cluster(gpu="gpu", cpu="cpu"))] == [(), (1, 3, 5)]
+    assert [device.threads for device in real_devices(cluster(gpu="gpu", **{f"cpu_{i}": "cpu" for i in range(4)}))][1:] == [
+        1
+    ] * 4
+
+
+@pytest.mark.parametrize(("count", "num_left"), [(7, 1), (8, 2), (16, 2), (64, 8)])
+def test_some_of_many_cores_are_left_to_the_host_and_to_what_is_pinned(
+    monkeypatch: pytest.MonkeyPatch, count: int, num_left: int
+) -> None:
+    monkeypatch.setattr(machine, "processors", lambda: list(range(count)))
+    _, cpu = real_devices(cluster(gpu="gpu", cpu="cpu"))
+    assert (cpu.cores, cpu.left) == (tuple(range(count - num_left)), tuple(range(count - num_left, count)))
+    assert (cpu.pinning.cores, cpu.pinning.threads) == (cpu.left, num_left)
+    assert real_devices(cluster(cpu="cpu"))[0].left == ()
+
+
+def test_gpus_are_taken_in_the_clusters_order() -> None:
+    devices = real_devices(cluster(gpu_0="gpu", cpu="cpu", gpu_1="gpu"))
+    assert [device.torch_device for device in devices] == ["cuda:0", "cpu", "cuda:1"]
+
+
+def test_slices_come_before_the_next_gpu() -> None:
+    """cuda:0 in three pieces, then cuda:1 whole."""
+    devices = real_devices(cluster(**{f"gpu_{i}": "gpu" for i in range(4)}), {"cuda:0": 3})
+    assert [(device.torch_device, device.slice) for device in devices] == [
+        ("cuda:0", (0, 3)), ("cuda:0", (1, 3)), ("cuda:0", (2, 3)), ("cuda:1", None)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kinds", "virtual", "rule"),
+    [
+        ({"a": "gpu", "b": "gpu", "c": "gpu"}, {}, "has 3 GPUs, this machine has 2: .*--virtual"),
+        ({"a": "gpu"}, {"cuda:2": 2}, "there is no 'cuda:2'; this machine has cuda:0, cuda:1"),
+        ({"a": "gpu"}, {"cuda:0": 0}, "cuda:0 must be cut into at least 1, it is 0"),
+        ({"a": "tpu"}, {}, "device 'a' is of kind 'tpu', only gpu and cpu can be run"),
+    ],
+)
+def test_a_machine_that_is_not_there_is_refused(kinds: dict[str, str], virtual: dict[str, int], rule: str) -> None:
+    with pytest.raises(ExecutionError, match=rule):
+        real_devices(cluster(**kinds), virtual)

@@ -1,0 +1,148 @@
+"""Instructions: exactly the simulator's copies and memory, as text and back, and a checker that finds planted faults."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import tiny_cluster, tiny_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Step, random_order, random_placements, steps
+
+from placewise.core.cluster import Cluster
+from placewise.core.errors import PlanError
+from placewise.core.problem import Problem
+from placewise.models import load_graph
+from placewise.run.lower.check_instructions import check_instructions
+from placewise.run.lower.instructions import Copy, Free, Instructions, Run
+from placewise.run.lower.lowering import lower, tensor_devices
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.simulator import Simulator
+
+Drawn = tuple[Step, np.random.Generator]
+
+TINY = """placewise-instructions 1
+devices "gpu:0" "gpu:1"
+run 0 "gpu:0"
+copy 2 "gpu:0" "gpu:1"
+run 1 "gpu:1"
+copy 3 "gpu:1" "gpu:0"
+run 2 "gpu:0"
+free 2 "gpu:0"
+free 3 "gpu:0"
+copy 4 "gpu:0" "gpu:1"
+run 3 "gpu:1"
+free 4 "gpu:0"
+free 4 "gpu:1"
+"""
+
+
+def lowered(drawn: Drawn) -> tuple[Problem, Schedule, Instructions]:
+    step, rng = drawn
+    placement, order = random_placements(step.problem, rng, 1)[0], random_order(step.problem, rng)
+    return step.problem, Simulator(step.problem).schedule(placement, order), lower(step.problem, placement, order)
+
+
+def test_the_tiny_step_by_hand() -> None:
+    """relu and mm.backward on gpu:0, mm and the update on gpu:1: h goes over once, y comes back, then the gradient.
+
+    h (2) is read by mm on gpu:1, whose copy dies there at once, and by mm.backward on gpu:0. y (3) is an output: it stays.
+    """
+    problem = Problem.of(tiny_graph(), tiny_cluster())
+    instructions = lower(problem, np.array([0, 1, 0]))
+    copy_freed = TINY.replace('run 1 "gpu:1"\n', 'run 1 "gpu:1"\nfree 2 "gpu:1"\n')
+    assert str(instructions) == copy_freed
+    kinds = "".join(type(step).__name__[0] for step in instructions.of_device(0))
+    assert kinds == "RCCRFFCF"
+
+
+@given(steps(max_ops=25))
+@settings(max_examples=300)
+def test_copies_and_memory_are_the_simulators(drawn: Drawn) -> None:
+    problem, schedule, instructions = lowered(drawn)
+    usage = check_instructions(problem.graph, tensor_devices(problem, schedule.placement), instructions)
+    assert np.array_equal(usage, schedule.memory)
+    t = schedule.timeline
+    copies = [step for step in instructions.steps if isinstance(step, Copy)]
+    columns = (schedule.copy_tensors.tolist(), t.copy_source.tolist(), t.copy_target.tolist())
+    assert copies == [Copy(*row) for row in zip(*columns, strict=True)]
+    assert [step.op for step in instructions.steps if isinstance(step, Run)] == schedule.order.tolist()
+
+
+@pytest.mark.parametrize("order", ["program", "priority"])
+def test_a_captured_step(order: str) -> None:
+    """A step of the zoo with micro-batches, on four GPUs: the text of its instructions passes the checker too."""
+    graph = load_graph("nmt:layers=2,hidden=8,length=4,batch=4,vocab=11,micro_batches=2")
+    problem = Problem.of(graph, Cluster.load("4xK80"))
+    placement = random_placements(problem, np.random.default_rng(0), 1)[0]
+    schedule = Simulator(problem, order).schedule(placement)
+    instructions = Instructions.parse(str(lower(problem, placement, schedule.order)))
+    usage = check_instructions(graph, tensor_devices(problem, placement), instructions)
+    assert np.array_equal(usage, schedule.memory)
+    assert sum(isinstance(step, Copy) for step in instructions.steps) == len(schedule.copy_tensors) > 100
+
+
+@given(steps(max_ops=25))
+def test_each_copy_stands_before_its_first_reader(drawn: Drawn) -> None:
+    _, schedule, instructions = lowered(drawn)
+    readers = iter(schedule.timeline.copy_reader.tolist())
+    for number, step in enumerate(instructions.steps):
+        if isinstance(step, Copy):
+            following = next(s for s in instructions.steps[number:] if isinstance(s, Run))
+            assert following.op == next(readers)
+            assert following.device == step.target
+
+
+@given(steps(max_ops=25), st.lists(st.text(min_size=1), min_size=4, max_size=4, unique=True))
+def test_text_parses_back(drawn: Drawn, names: list[str]) -> None:
+    _, _, instructions = lowered(drawn)
+    instructions = replace(instructions, device_names=tuple(names[: len(instructions.device_names)]))
+    assert Instructions.parse(str(instructions)) == instructions
+
+
+@given(steps(max_ops=25, min_ops=2), st.data())
+@settings(max_examples=200)
+def test_planted_faults_are_found(drawn: Drawn, data: st.DataObject) -> None:
+    """Without one instruction, or with one twice, or with one moved to another device, nothing is right any more."""
+    problem, schedule, instructions = lowered(drawn)
+    homes = tensor_devices(problem, schedule.placement)
+    number = data.draw(st.integers(0, len(instructions.steps) - 1))
+    step, before, behind = instructions.steps[number], instructions.steps[:number], instructions.steps[number + 1 :]
+    faults = {"left out": (*before, *behind), "twice": (*before, step, step, *behind)}
+    if isinstance(step, Free) and problem.num_devices > 1:
+        faults["elsewhere"] = (*before, replace(step, device=(step.device + 1) % problem.num_devices), *behind)
+    for faulty in faults.values():
+        with pytest.raises(PlanError):
+            check_instructions(problem.graph, homes, replace(instructions, steps=faulty))
+
+
+@given(steps(max_ops=25, min_ops=2))
+def test_a_free_that_is_too_early_is_found_by_the_op_that_needs_it(drawn: Drawn) -> None:
+    problem, schedule, instructions = lowered(drawn)
+    homes = tensor_devices(problem, schedule.placement)
+    for number, step in enumerate(instructions.steps):
+        last = instructions.steps[number - 1]
+        if isinstance(step, Free) and isinstance(last, Run) and step.tensor in problem.graph.ops.reads[last.op]:
+            early = list(instructions.steps)
+            early[number - 1], early[number] = step, last
+            if step.device == last.device:
+                with pytest.raises(PlanError, match="is not there"):
+                    check_instructions(problem.graph, homes, replace(instructions, steps=tuple(early)))
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", "line 1: must be 'placewise-instructions 1'"),
+        ("placewise-instructions 1\nrun 0", "line 2: must be 'devices'"),
+        ('placewise-instructions 1\ndevices "a" "a"', "line 2: .* each once"),
+        (TINY + 'walk 0 "gpu:0"', "line 14: must be 'run OP DEVICE'"),
+        (TINY + 'run "gpu:0" 0', "line 14: must be 'run OP DEVICE'"),
+        (TINY + 'run 0 "gpu:0" "gpu:1"', "line 14: must be 'run OP DEVICE'"),
+        (TINY + "run 0 gpu:0", "line 14: must be 'run OP DEVICE'"),
+        (TINY + 'free 0 "gpu:9"', "line 14: there is no device 'gpu:9'; the devices are gpu:0, gpu:1"),
+    ],
+)
+def test_a_text_that_is_none_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(PlanError, match=rule):
+        Instructions.parse(text)

@@ -1,0 +1,49 @@
+"""A GPT that fits no device: it trains with the plan that auto finds, and stays within every device's memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from executed import cpu_cluster
+
+from placewise.core.errors import NothingFits
+from placewise.core.problem import Problem
+from placewise.measure.example_batch import random_batch, real_step
+from placewise.measure.step_times import measure_steps
+from placewise.run.devices import real_devices
+from placewise.run.step.compiling import compile_placement
+from placewise.search.planner import place
+from placewise.simulate.simulator import Simulator
+
+MODEL = "gpt:layers=4,hidden=64,heads=2,length=32,batch=4,vocab=300,dropout=0,micro_batches=2"
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("shares", [(0.45, 0.45, 0.45), (1 / 3, 0.8)])
+def test_a_gpt_trains_on_devices_without_the_memory_that_it_needs(shares: tuple[float, ...]) -> None:
+    """Each device has such a share of it."""
+    torch.manual_seed(0)
+    step = real_step(MODEL)
+    roomy = cpu_cluster(len(shares))
+    alone = Problem.of(step.graph, roomy)
+    needed = Simulator(alone, "program").measure(np.zeros((1, alone.num_groups), np.int64)).peak_bytes[0, 0]
+    caps = [int(share * needed) for share in shares]
+    devices = zip(roomy.devices, caps, strict=True)
+    capped = replace(roomy, devices=tuple(replace(device, memory_bytes=cap) for device, cap in devices))
+
+    for device in capped.devices:
+        with pytest.raises(NothingFits):
+            place(step, replace(capped, devices=(device,), links=()), strategy="gpu-only")
+    plan = place(step, capped, evaluations=20)
+    problem = Problem.of(step.graph, capped)
+    placement, order = plan.resolve(problem)
+    predicted = Simulator(problem).schedule(placement, order)
+    train_step = compile_placement(problem, placement, order, step, real_devices(capped))
+    batch = random_batch(step)
+    losses = [float(train_step(batch)) for _ in range(5)]
+    measured = measure_steps(train_step, predicted, batch, 1)
+    train_step.close()
+    assert losses[-1] < losses[0]
+    assert (measured.schedule.peak_bytes <= caps).all()
+    assert (measured.schedule.peak_bytes / caps).max() > 0.5  # it does need the room

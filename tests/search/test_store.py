@@ -1,0 +1,171 @@
+"""The run file: recorded, read back, locked, damaged, killed."""
+
+import dataclasses
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import wired
+from search.test_driver import Endless, chain
+
+from placewise.core.contracts import Evaluation
+from placewise.core.errors import StoreError
+from placewise.core.problem import Problem
+from placewise.search.budget import Budget
+from placewise.search.driver import JudgedBatch, search
+from placewise.search.store import Run, RunFile, Specification
+from placewise.simulate.simulator import Simulator
+
+
+def specification(problem: Problem, seed: int = 0) -> Specification:
+    return Specification("m", "c", problem.digest, "program", "endless", {"a": 1.5, "b": True}, seed, Budget(evaluations=9))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    problem, evaluation = chain(), Evaluation(np.array([2.0, 1.0]), np.array([2.0, 1.0]), np.array([7, 0]))
+    with RunFile(tmp_path / "runs.db") as file, file.create(specification(problem), problem) as run:
+        best = (np.array([0, 1, 1]), np.array([0, 1, 2]))
+        run.add(JudgedBatch(evaluation, {"loss": 0.5}, b"d" * 16, 0.25, best))
+        run.add(JudgedBatch(evaluation, {}, b"e" * 16, 0.5, None))
+        first, second = run.steps()
+        assert [column.tolist() for column in first.evaluation] == [column.tolist() for column in evaluation]
+        assert (first.notes, first.digest, first.seconds, second.best) == ({"loss": 0.5}, b"d" * 16, 0.25, None)
+        assert first.best is not None
+        assert [column.tolist() for column in first.best if column is not None] == [[0, 1, 1], [0, 1, 2]]
+        info = file.info(run.number)
+        assert (info.status, info.evaluations, info.step_seconds) == ("running", 4, 1.0)
+        assert info.specification == specification(problem)
+        assert file.problem(run.number).digest == problem.digest
+    with RunFile(tmp_path / "runs.db", create=False) as file:
+        assert file.find(specification(problem)) == 1
+        assert file.find(specification(problem, seed=1)) is None
+
+
+def test_the_names_that_people_gave_do_not_tell_runs_apart() -> None:
+    one = specification(chain())
+    assert dataclasses.replace(one, model="x", cluster="y").key == one.key
+    changes: list[dict[str, Any]] = [{"seed": 1}, {"order": "priority"}, {"parameters": {}}, {"budget": Budget(8)}]
+    assert all(dataclasses.replace(one, **change).key != one.key for change in changes)
+
+
+def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -> None:
+    problem = chain()
+    with RunFile(tmp_path / "runs.db") as file, RunFile(tmp_path / "runs.db") as other:
+        with file.create(specification(problem), problem) as run:
+            with pytest.raises(StoreError, match="run 1 is being written by another process"):
+                Run(other, run.number)
+            assert other.info(1).status == "running"  # reading goes on
+        Run(other, 1).close()
+
+
+def test_unknown_runs_and_files(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no\.db: there is no such file"):
+        RunFile(tmp_path / "no.db", create=False)
+    with RunFile(tmp_path / "runs.db") as file, pytest.raises(StoreError, match="there is no run 3; the runs are: none"):
+        file.info(3)
+
+
+def use(path: Path, problem: Problem) -> None:
+    """Reads all runs of a file, and begins one."""
+    with RunFile(path) as file:
+        file.runs()
+        file.create(specification(problem, 1), problem).close()
+
+
+@pytest.mark.parametrize("kind", ["text", "truncated", "other program", "other version"])
+def test_a_damaged_file_is_never_overwritten(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "runs.db"
+    problem = chain()
+    with RunFile(path) as file, file.create(specification(problem), problem):
+        pass
+    if kind == "text":
+        path.write_text("this is no database, but a text that is long enough to be read as one" * 20)
+    elif kind == "truncated":
+        path.write_bytes(path.read_bytes()[:5000])
+    else:
+        connection = sqlite3.connect(path)
+        connection.execute(f"pragma {'application_id' if kind == 'other program' else 'user_version'} = 77")
+        connection.commit()
+        connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as caught:
+        use(path, problem)
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert path.read_bytes() == before
+
+
+def test_large_batches_stay_fast(tmp_path: Path) -> None:
+    """A thousand evaluations in one step: one row of the file, far less than a second."""
+    problem = chain()
+    columns = (np.arange(1000.0), np.arange(1000.0), np.zeros(1000, np.int64))
+    with RunFile(tmp_path / "runs.db") as file, file.create(specification(problem), problem) as run:
+        started = time.perf_counter()
+        for number in range(50):
+            run.add(JudgedBatch(Evaluation(*columns), {}, bytes([number]) * 16, 0.0, None))
+        assert time.perf_counter() - started < 5
+        assert file.info(1).evaluations == 50_000
+
+
+KILLED = """
+import sys
+from placewise.search.planner import run
+from placewise.search.request import Request
+from placewise.search.driver import Budget
+from placewise.simulate.simulator import Simulator
+from test_store import big_problem
+problem = big_problem()
+request = Request("annealing", {}, Budget(evaluations=4000), 5, "program")
+simulator = Simulator(problem, "program", 1)
+print("ready", flush=True)
+outcome = run(problem, request, simulator, run_file=sys.argv[1])
+print(outcome.history[-1], flush=True)
+"""
+
+
+def big_problem() -> Problem:
+    """A chain of 200 ops, so that a search takes a while."""
+    graph = wired([(i, i + 1) for i in range(199)], 200, seconds=[{"gpu": 1.0}] * 200)
+    return Problem.of(graph, chain(10**9).cluster)
+
+
+def recorded(path: Path) -> list[tuple[bytes, bytes]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("select digest, cost from steps order by number").fetchall()
+    connection.close()
+    return rows
+
+
+def test_a_run_that_is_killed_twenty_times_is_the_same_as_one_that_is_not(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
+    subprocess.run([sys.executable, "-c", KILLED, str(whole)], check=True, env=environment, capture_output=True)
+    moments, kills = random.Random(1), 0
+    while kills < 20:
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], env=environment, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(moments.uniform(0.0, 0.08))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    subprocess.run([sys.executable, "-c", KILLED, str(killed)], check=True, env=environment, capture_output=True)
+    assert recorded(killed) == recorded(whole)
+    assert len(recorded(whole)) > 20
+
+
+def test_a_search_can_be_recorded_and_answered_from_the_record(tmp_path: Path) -> None:
+    problem = chain()
+    with RunFile(tmp_path / "runs.db") as file, file.create(specification(problem), problem) as run:
+        simulator = Simulator(problem, "program", 1)
+        outcome = search(problem, Endless(), simulator, budget=Budget(evaluations=9), seed=0, record=run)
+        run.finish(outcome)
+        assert file.info(1).status == "evaluations"

@@ -1,0 +1,255 @@
+"""Post and its parts: that they follow Algorithm 1, learn, and find the optimum of small problems."""
+
+import json
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bless import GOLDEN, captured_problem
+from builders import refused
+from simulated import random_step
+from strategies.test_sampling import chain, mixed
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from placewise.cli import main
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Evaluation
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.experiments.bench import learning as bench_learning
+from placewise.search.budget import Budget
+from placewise.search.driver import search
+from placewise.simulate.simulator import Simulator
+from placewise.strategies import make
+from placewise.strategies.learned import maths
+
+NAMES = ("post", "cross-entropy", "ppo", "policy-gradient")
+BUDGET = 2400
+
+
+def every_placement(problem: Problem) -> Ints:
+    """Returns all placements of a small problem: [placements, groups]."""
+    choices = [np.flatnonzero(row).tolist() for row in problem.allowed]
+    return np.array(list(product(*choices)), np.int64).reshape(-1, problem.num_groups)
+
+
+class Known:
+    """An evaluator that has judged all placements of a problem before."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.placements = every_placement(problem)
+        self.weights = problem.num_devices ** np.arange(problem.num_groups)
+        self.rows = np.argsort(self.placements @ self.weights)
+        self.keys = (self.placements @ self.weights)[self.rows]
+        self.evaluation = Simulator(problem, threads=1)(self.placements)
+
+    def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
+        rows = self.rows[np.searchsorted(self.keys, placements @ self.weights)]
+        cost, step_seconds, overflow_bytes = self.evaluation
+        return Evaluation(cost[rows], step_seconds[rows], overflow_bytes[rows])
+
+
+def lowest(name: str, problem: Problem, evaluator: Known, seed: int) -> float:
+    """Returns the lowest cost that a strategy finds; it ends there when that is the optimum."""
+    proposals = make(name).search(problem, np.random.default_rng(seed))
+    best, optimum, spent, proposal = np.inf, evaluator.evaluation.cost.min(), 0, next(proposals)
+    while spent < BUDGET:
+        evaluation = evaluator(proposal.placements)
+        spent += len(evaluation.cost)
+        best = min(best, float(evaluation.cost.min()))
+        if best <= optimum:
+            break
+        try:
+            proposal = proposals.send(evaluation)
+        except StopIteration:
+            break
+    return best
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_optimum_of_small_problems_is_found(name: str) -> None:
+    found = 0
+    for seed in range(20):
+        problem = random_step(seed, 12, 3, 60, "coarse:4")[0].problem
+        assert problem.num_groups <= 4
+        evaluator = Known(problem)
+        found += lowest(name, problem, evaluator, seed) <= evaluator.evaluation.cost.min() * (1 + 1e-12)
+    assert found >= 19
+
+
+def judged(seconds: Floats) -> Evaluation:
+    """Returns an evaluation of placements that fit."""
+    return Evaluation(seconds, seconds, np.zeros(len(seconds), np.int64))
+
+
+def drawn_devices(name: str, num_updates: int, settings: dict[str, str] | None = None) -> tuple[list[Ints], list[Any]]:
+    """Returns the batches and notes of a search in which a placement takes 1 s more for each group on device 0."""
+    batches, notes = [], []
+    proposals = make(name, settings).search(chain(8, 3), np.random.default_rng(0))
+    proposal = next(proposals)
+    for _ in range(num_updates):
+        batches.append(proposal.placements)
+        proposal = proposals.send(judged(1.0 + (proposal.placements == 0).sum(axis=1)))
+        notes.append(dict(proposal.notes))
+    return batches, notes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("advantage", ["raw", "normalised"])
+def test_what_is_slow_is_left(name: str, advantage: str) -> None:
+    batches, notes = drawn_devices(name, 60, {} if name == "cross-entropy" else {"advantage": advantage})
+    assert (batches[0] == 0).mean() > 0.2
+    assert np.mean([(batch == 0).mean() for batch in batches[-5:]]) < 0.1
+    for key in ("loss", "entropy", "baseline", "average_seconds", "best_seconds"):
+        assert np.isfinite(notes[-1][key])
+    assert notes[-1]["entropy"] < np.log(3)
+    assert notes[-1]["average_seconds"] == pytest.approx(1.0 + (batches[-1] == 0).sum(axis=1).mean())
+    assert notes[-1]["best_seconds"] == 1.0
+
+
+def test_post_does_as_algorithm_1_says() -> None:
+    """After 12, 24, 36 and 48 samples it ascends Eq. 11; after 60 it imitates the best 6, and mixes.
+
+    The updates are worked out here from the samples and their times alone.
+    """
+    batches, notes = drawn_devices("post", 6)
+    drawn = np.concatenate(batches[:5])
+    seconds = 1.0 + (drawn == 0).sum(axis=1)
+    promising = drawn[seconds <= np.sort(seconds)[5]]
+    shares = np.stack([(promising == device).mean(axis=0) for device in range(3)], axis=1)
+    epsilon = 0.1 * (1 - 60 / 2400)
+    expected = (1 - epsilon) * shares + epsilon / 3
+    assert notes[4]["entropy"] == pytest.approx(maths.entropy(expected).mean())
+    assert notes[4]["loss"] == pytest.approx(-maths.log_probabilities(shares, promising).sum() / 60)
+    assert [note["update"] for note in notes] == [1, 2, 3, 4, 5, 6]
+    ppo, cross_entropy = drawn_devices("ppo", 6), drawn_devices("cross-entropy", 6)
+    assert [note["loss"] for note in ppo[1][:4]] == [note["loss"] for note in notes[:4]]
+    assert np.array_equal(np.concatenate(ppo[0][:5]), drawn)
+    assert ppo[1][4] != notes[4]
+    assert [note.get("update") for note in cross_entropy[1]] == [None, None, None, None, 1, 1]
+
+
+def test_the_policy_gradient_takes_the_step_of_reinforce() -> None:
+    """From even probabilities the logits after one update are (1/K) sum A (1{d = j} - 1/3)."""
+    batches, notes = drawn_devices("policy-gradient", 1, {"advantage": "raw", "rate": "0.5"})
+    seconds = 1.0 + (batches[0] == 0).sum(axis=1)
+    gained = seconds.mean() - seconds  # the baseline of the first batch is its mean
+    gradient = np.stack([gained @ ((batches[0] == device) - 1 / 3) / 12 for device in range(3)], axis=1)
+    assert notes[0]["entropy"] == pytest.approx(maths.entropy(maths.softmax(0.5 * gradient)).mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_devices_that_a_group_cannot_run_on_are_never_drawn(name: str) -> None:
+    problem = mixed()
+    seen = []
+
+    def evaluator(placements: Ints, orders: Ints | None = None) -> Evaluation:
+        seen.append(problem.check_placements(placements))
+        return judged(np.random.default_rng(len(seen)).random(len(placements)))
+
+    search(problem, make(name), evaluator, budget=Budget(600), seed=0)
+    assert len(np.unique(np.concatenate(seen), axis=0)) == 2  # one group has a choice of two
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_warm_start_is_where_the_samples_begin(name: str) -> None:
+    problem = captured_problem()
+    simulator = Simulator(problem)
+    settings = {"start": "expert", "confidence": "0.95", "grouping": "colocated"}
+    proposals = make(name, settings).search(problem, np.random.default_rng(0))
+    known = next(proposals)
+    batch = proposals.send(simulator(known.placements, known.orders))
+    assert len(batch.placements) == 12
+    assert (batch.placements == known.placements[0]).mean() == pytest.approx(0.95, abs=0.02)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> None:
+    for bad in (np.nan, np.inf):
+        proposals = make(name).search(chain(4, 2), np.random.default_rng(0))
+        batch = next(proposals)
+        proposals.send(judged(np.ones(len(batch.placements))))
+        with pytest.raises(StrategyError, match=f"strategy '{name}': at update [012] there are numbers that are not finite"):
+            proposals.send(judged(np.full(12, bad)))
+
+
+@pytest.mark.parametrize(("name", "settings", "spent"), [("post", {"evaluations": "600"}, 612), ("ppo", {}, 12)])
+def test_a_search_ends_when_there_is_nothing_more_to_draw(name: str, settings: dict[str, str], spent: int) -> None:
+    """A rate of 1e12 saturates the table in one step; Post mixes up to 600. Then its placement is said once more."""
+    problem = chain(4, 2)
+    strategy = make(name, {"rate": "1e12", **settings})
+    outcome = search(problem, strategy, Simulator(problem, threads=1), budget=Budget(BUDGET), seed=0)
+    assert (outcome.status, outcome.evaluations) == ("finished", spent + 1)
+
+
+def test_a_failing_placement_counts_what_is_asked_for() -> None:
+    """With 100 s for those that do not fit, one of them lifts the average as the paper's would."""
+    proposals = make("post", {"failing_seconds": "100"}).search(chain(4, 2), np.random.default_rng(0))
+    next(proposals)
+    overflow = np.array([9] + 11 * [0])
+    proposal = proposals.send(Evaluation(np.ones(12), np.ones(12), overflow))
+    assert proposal.notes["average_seconds"] == pytest.approx((100 + 11) / 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("post", "elite_batch", "61"),
+        ("cross-entropy", "elite_share", "0"),
+        ("cross-entropy", "mixing", "1.1"),
+        ("ppo", "confidence", "1"),
+        ("policy-gradient", "rate", "0"),
+        ("policy-gradient", "baseline_decay", "1"),
+    ],
+)
+def test_values_out_of_range_are_refused(name: str, key: str, value: str) -> None:
+    with pytest.raises(StrategyError, match=f"strategy '{name}': {key} must be "):
+        make(name, {key: value})
+
+
+# --- learning curves ---
+
+
+PLACE = ["place", str(GOLDEN / "captured.json.gz"), "--cluster", "2xK80", "--strategy", "post", "--budget", "120", "--json"]
+
+
+def test_curves_for_tensorboard_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLACE, "--tensorboard", str(tmp_path / "curves")]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    events = EventAccumulator(str(tmp_path / "curves")).Reload()
+    expected = {"best_step_seconds", "update", "loss", "entropy", "baseline", "average_seconds", "best_seconds"}
+    assert set(events.Tags()["scalars"]) == expected
+    best = events.Scalars("best_step_seconds")
+    assert [event.step for event in best] == list(range(12, 121, 12))
+    assert best[-1].value == pytest.approx(json.loads(captured.out)["step_seconds"], rel=1e-6)
+    assert [event.step for event in events.Scalars("loss")] == list(range(24, 121, 12))
+
+
+def test_curves_that_cannot_be_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file is no folder" in refused([*PLACE, "--tensorboard", str(tmp_path / "file" / "x")], capsys)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "pip install 'placewise[learned]'" in refused([*PLACE, "--tensorboard", str(tmp_path / "curves")], capsys)
+    assert not (tmp_path / "curves").exists()
+
+
+# --- placewise bench learning ---
+
+
+def test_the_benchmark_counts_the_last_samples_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_learning, "BUDGET", 120)
+    monkeypatch.setattr(bench_learning, "SEEDS", 2)
+    rows = bench_learning.bench_learning((str(GOLDEN / "captured.json.gz"),))
+    assert [(row["strategy"], row["variant"]) for row in rows] == [c[:2] for c in bench_learning.CONTESTANTS]
+    for row in rows:
+        assert 0 < row["best"] <= row["last samples"] * (1 + 1e-9)
+        assert row["machine"] == "4xK80"
+    by_name = {row["strategy"]: row for row in rows if row["variant"] == "default"}
+    assert by_name["post"]["last samples"] < by_name["random"]["last samples"]
+    assert by_name["heft"]["± of best"] == 0
