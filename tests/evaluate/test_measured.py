@@ -232,7 +232,7 @@ def test_the_command_measures_and_its_run_resumes(
     assert main(["detect", "--cpus", "2", "-o", machine]) == 0
     capsys.readouterr()
     asked = ["--strategy", "random", "--budget", "2", "--steps", "2", "--run-file", runs, "-o", plan, "--json"]
-    assert main(["place", "test_profile:mlp_step", "--cluster", machine, "--measure", *asked]) == 0
+    assert main(["place", "measure.test_profile:mlp_step", "--cluster", machine, "--measure", *asked]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["evaluations"] == 2
     assert 0 < found["step_seconds"] < 10

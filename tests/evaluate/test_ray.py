@@ -69,7 +69,7 @@ def cluster() -> Iterator[Any]:
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # where the workers find the evaluators of these tests
+        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[1]))))  # where the workers find the evaluators of these tests
         cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": quick})
         cluster.add_node(**NODE)
         yield cluster
@@ -165,14 +165,14 @@ def test_a_cluster_of_its_own(tmp_path: Path) -> None:
     code = """
 import ray
 from simulated import random_placements, random_step
-from placewise.evaluate import open_evaluator
+from placewise.evaluate.simulated import open_evaluator
 step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
 with open_evaluator(step.problem, workers=2, ray="local") as evaluator:
     print(evaluator(random_placements(step.problem, rng, 5)).cost.tolist())
     print(ray.cluster_resources()["CPU"])
 print(ray.is_initialized())
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[1])))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     expected = Simulator(step.problem)(random_placements(step.problem, rng, 5)).cost.tolist()
     assert done.stdout.splitlines() == [str(expected), "2.0", "False"], done.stderr

@@ -31,8 +31,9 @@ from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.slots import Slots
 from placewise.run.lower.waits import Queue
-from placewise.run.step.residents import copy_window, copy_window_into, copy_window_over
-from placewise.run.step.train_step import Notes, TrainStep
+from placewise.run.step.train_step import TrainStep
+from placewise.run.step_notes import Notes
+from placewise.run.whole_storages import copy_window, copy_window_into, copy_window_over
 from placewise.simulate.simulator import Simulator
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")

@@ -119,9 +119,9 @@ KILLED = """
 import sys
 from placewise.search.planner import run
 from placewise.search.request import Request
-from placewise.search.driver import Budget
+from placewise.search.budget import Budget
 from placewise.simulate.simulator import Simulator
-from test_store import big_problem
+from search.test_store import big_problem
 problem = big_problem()
 request = Request("annealing", {}, Budget(evaluations=4000), 5, "program")
 simulator = Simulator(problem, "program", 1)

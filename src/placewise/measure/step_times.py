@@ -14,7 +14,8 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import Copy, Free, Instructions, Run
 from placewise.run.step.compiling import compile_placement
-from placewise.run.step.train_step import Notes, TrainStep
+from placewise.run.step.train_step import TrainStep
+from placewise.run.step_notes import Notes
 from placewise.simulate.schedule import Schedule
 
 

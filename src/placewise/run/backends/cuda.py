@@ -12,8 +12,8 @@ from torch import Tensor
 from placewise.run.backends.green_contexts import stream_of
 from placewise.run.devices import RealDevice
 from placewise.run.lower.waits import Queue
-from placewise.run.step.residents import copy_window_into, copy_window_over
-from placewise.run.step.train_step import Notes
+from placewise.run.step_notes import Notes
+from placewise.run.whole_storages import copy_window_into, copy_window_over
 
 Stream = torch.cuda.Stream
 

@@ -1,24 +1,22 @@
 """The names that windows have in the lanes, and the lines that make one where it is first needed."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
-from typing import Any, Protocol
 
 import torch
 
 from placewise.graph_capture.program import Slot
 from placewise.run.backends.cpu_threads import Alarm, Gate
+from placewise.run.backends.protocol import Streams
 from placewise.run.codegen.host_scalar_code import HostScalars
 from placewise.run.codegen.source import Source
 from placewise.run.lower.instructions import Copy, Free, Run
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.slots import HOST
-from placewise.run.lower.waits import Queue, Waits
-from placewise.run.step.residents import copy_window, share_window
-from placewise.run.step.train_step import Notes
+from placewise.run.lower.waits import Waits
+from placewise.run.whole_storages import copy_window, share_window
 
 
 class ViewNames:
@@ -99,43 +97,6 @@ def lane_name(lane: int) -> str:
     if lane == HOST_LANE:
         return "lane_host"
     return f"lane_{lane}" if lane >= 0 else f"lane_{-2 - lane}_pinning"
-
-
-class Streams(Protocol):
-    """What the host's lane needs of CUDA; `run/backends/cuda.py` has the real one. Methods return what a step calls."""
-
-    def enter(self, device: int) -> Callable[[], Any]:
-        """Makes a device's stream the current one."""
-
-    def copy(self, source: int, target: int) -> Callable[..., Any]:
-        """Copies a window's storage in the channel's stream, over an earlier copy's where that is given.
-
-        One of a CPU device must be pinned.
-        """
-
-    def pin(self, window: Any) -> Any:
-        """Returns the same window on a copy of its storage in pinned memory."""
-
-    def is_pinned(self, window: Any) -> bool:
-        """Whether a window is in pinned memory."""
-
-    def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
-        """Records the event of an instruction in its queue's stream."""
-
-    def wait(self, instruction: int, queue: Queue) -> Callable[[], Any]:
-        """Lets a queue's stream wait for the event of an instruction."""
-
-    def synchronize(self, instruction: int) -> Callable[[], Any]:
-        """Lets a CPU device's thread wait for the event of an instruction."""
-
-    def step(self, notes: Notes | None = None) -> AbstractContextManager[None]:
-        """Puts a step between what the caller's streams did before and what they do next; fills in the notes."""
-
-    def synchronize_all(self) -> None:
-        """Returns when all GPUs have done their work."""
-
-    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Callable[[], Any]:
-        """Notes in the queue's stream when an instruction starts or ends."""
 
 
 class Synchronization:

@@ -12,7 +12,7 @@ from placewise.run.codegen.graph_segments import Segments, find_segments
 from placewise.run.codegen.host_scalar_code import HostScalars
 from placewise.run.codegen.lanes import Lanes
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.step.residents import copy_window, copy_window_over
+from placewise.run.whole_storages import copy_window, copy_window_over
 
 WARM_UP = 2  # plain steps: libraries make their plans and workspaces, and the host's numbers show whether they change
 

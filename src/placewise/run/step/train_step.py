@@ -12,31 +12,15 @@ from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.backends.cpu_memory import give_back_memory
 from placewise.run.backends.cpu_threads import Alarm, Team, job_of
+from placewise.run.backends.protocol import Streams
 from placewise.run.codegen.cuda_graph_lanes import Graphs
 from placewise.run.codegen.host_scalar_code import HostScalars
-from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneWriter, Streams, pinning_lane
+from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneWriter, pinning_lane
 from placewise.run.devices import RealDevice
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.recorded_graphs import WARM_UP, Graphed
 from placewise.run.step.residents import Residents
-
-
-class Notes:
-    """Times and sizes by instruction; lanes add to it from their own threads."""
-
-    def __init__(self) -> None:
-        self.times: dict[int, tuple[float, float]] = {}  # instruction -> start and end, in seconds of one clock
-        self.nbytes: dict[int, int] = {}  # instruction -> bytes of the storages that it made
-
-    def add(self, number: int, start: float | None, end: float | None, *made: Tensor | None) -> None:
-        """Notes an instruction; one on a GPU gets its times when the step has ended.
-
-        An op may return None for a gradient that nobody wants.
-        """
-        if start is not None and end is not None:
-            self.times[number] = (start, end)
-        storages = [tensor.untyped_storage() for tensor in made if tensor is not None]
-        self.nbytes[number] = sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+from placewise.run.step_notes import Notes
 
 
 class TrainStep:
