@@ -34,6 +34,8 @@ from placewise.simulate.simulator import Simulator
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
+PATHS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))  # of these tests and what they use
+
 
 def assert_same(found: Evaluation, expected: Evaluation) -> None:
     for column, wanted in zip(found, expected, strict=True):
@@ -69,7 +71,7 @@ def cluster() -> Iterator[Any]:
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[1]))))  # where the workers find the evaluators of these tests
+        patch.setenv("PYTHONPATH", PATHS)  # where the workers find the evaluators of these tests
         cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": quick})
         cluster.add_node(**NODE)
         yield cluster
@@ -172,7 +174,7 @@ with open_evaluator(step.problem, workers=2, ray="local") as evaluator:
     print(ray.cluster_resources()["CPU"])
 print(ray.is_initialized())
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(Path(__file__).parent), str(Path(__file__).parents[1])))}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     expected = Simulator(step.problem)(random_placements(step.problem, rng, 5)).cost.tolist()
     assert done.stdout.splitlines() == [str(expected), "2.0", "False"], done.stderr
