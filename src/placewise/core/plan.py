@@ -66,7 +66,7 @@ class Plan:
         """Returns the captured step as the plan places it, ready to run on this machine: `loss = train_step(batch)`.
 
         Without a cluster it is the preset that the plan names, or this machine. `virtual` cuts GPUs into devices:
-        {"cuda:0": 4}. `cuda_graphs` launches stretches of a GPU by one call each, for some more memory (docs/execute.md).
+        {"cuda:0": 4}. `cuda_graphs` launches stretches of a GPU by one call each, for some more memory (docs/run.md).
         `run/step/train_step.py` says what the returned TrainStep does.
         """
         from placewise.run.step.compiling import compile_plan
