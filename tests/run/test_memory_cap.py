@@ -27,7 +27,7 @@ def test_a_gpt_trains_on_devices_without_the_memory_that_it_needs(shares: tuple[
     step = real_step(MODEL)
     roomy = cpu_cluster(len(shares))
     alone = Problem.of(step.graph, roomy)
-    needed = Simulator(alone, "program").measure(np.zeros((1, alone.num_groups), np.int64)).peak_bytes[0, 0]
+    needed = Simulator(alone, "program").simulate(np.zeros((1, alone.num_groups), np.int64)).peak_bytes[0, 0]
     caps = [int(share * needed) for share in shares]
     devices = zip(roomy.devices, caps, strict=True)
     capped = replace(roomy, devices=tuple(replace(device, memory_bytes=cap) for device, cap in devices))

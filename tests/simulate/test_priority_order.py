@@ -109,11 +109,11 @@ def kernel_order(problem: Problem, placement: Ints) -> list[int]:
     simulator = Simulator(problem, threads=1)
     work = simulator._workspace()
     waits = build_dependencies(problem)
-    schedule = new_priority_workspace(simulator.tables, waits)
+    schedule = new_priority_workspace(simulator.flat, waits)
     work.times.devices[:] = placement
     for _ in range(2):  # a used workspace is as good as a new one
         schedule.order[:] = -1
-        priority_order(simulator.tables, waits, work.times, schedule)
+        priority_order(simulator.flat, waits, work.times, schedule)
     order: list[int] = schedule.order.tolist()
     return order
 
@@ -197,7 +197,7 @@ def test_ops_that_take_no_time() -> None:
 def test_the_better_of_both_orders_counts(drawn: tuple[Step, np.random.Generator]) -> None:
     step, rng = drawn
     placements = random_placements(step.problem, rng, 3)
-    seconds, peaks, orders = Simulator(step.problem, threads=1).measure(placements, keep_orders=True)
+    seconds, peaks, orders = Simulator(step.problem, threads=1).simulate(placements, keep_orders=True)
     assert orders is not None
     for row, placement in enumerate(placements):
         order = better_of(step, placement, ListSchedule(step.problem, placement).order())
@@ -217,7 +217,7 @@ def test_what_fits_goes_before_what_is_faster() -> None:
     graph = graph_data([tensor("t", 4), tensor("u", 4)], rows)
     for memory, order, seconds, peak in ((8, [2, 0, 1, 3], 11, 8), (7, [0, 1, 2, 3], 13, 4), (3, [2, 0, 1, 3], 11, 8)):
         simulator = Simulator(Step.of(graph, gpus(2, memory=memory)).problem)
-        measured = simulator.measure(ints(0, 1)[None], keep_orders=True)
+        measured = simulator.simulate(ints(0, 1)[None], keep_orders=True)
         assert measured.orders is not None
         assert measured.orders[0].tolist() == order
         assert measured.step_seconds.tolist() == [seconds]

@@ -12,7 +12,7 @@ from simulated import Step, gpus, random_order, random_placements, steps, takes
 
 from placewise.core.arrays import Ints
 from placewise.simulate import reference
-from placewise.simulate.schedule import Link, Schedule
+from placewise.simulate.schedule import Leg, Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.simulate.timeline import WAITS
 
@@ -108,12 +108,12 @@ def test_waits_by_hand() -> None:
     assert [WAITS[why] for why in schedule.timeline.copy_wait] == ["maker", "channel"]
     assert schedule.timeline.copy_wait_for.tolist() == [0, 0]
     assert schedule.critical_path == (
-        Link("host", -1, 0, 1),
-        Link("op", 0, 1, 6),
-        Link("copy", 0, 6, 8),
-        Link("copy", 1, 8, 11),
-        Link("op", 3, 11, 12),
-        Link("op", 4, 12, 13),
+        Leg("host", -1, 0, 1),
+        Leg("op", 0, 1, 6),
+        Leg("copy", 0, 6, 8),
+        Leg("copy", 1, 8, 11),
+        Leg("op", 3, 11, 12),
+        Leg("op", 4, 12, 13),
     )
     assert schedule.waiting_seconds.tolist() == [1, 0, 8, 2, 12]
     assert schedule.busy_seconds.tolist() == [5, 2, 1]
@@ -195,7 +195,7 @@ def test_sums_against_plain_python(drawn: tuple[Step, np.random.Generator]) -> N
         here = names[row["group"]]
         waiting[n] = result["start"][n] - free[here]
         free[here] = result["end"][n]
-        busy[here].append(reference.op_seconds(row, step.cluster["devices"][devices.index(here)]))
+        busy[here].append(reference.seconds_on(row, step.cluster["devices"][devices.index(here)]))
     moving = dict.fromkeys(reference.links(step.cluster), 0.0)
     for copy in result["copies"]:
         moving[copy["from"], copy["to"]] += copy["end"] - copy["start"]
@@ -281,7 +281,7 @@ def test_a_schedule_is_what_was_measured(drawn: tuple[Step, np.random.Generator]
     step, rng = drawn
     placements = random_placements(step.problem, rng, 3)
     simulator = Simulator(step.problem, "priority" if by_priority else "program", threads=1)
-    measured = simulator.measure(placements, keep_orders=True)
+    measured = simulator.simulate(placements, keep_orders=True)
     assert measured.orders is not None
     for row, placement in enumerate(placements):
         schedule = simulator.schedule(placement)

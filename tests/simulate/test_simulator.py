@@ -18,7 +18,7 @@ from simulated import Step, gpus, random_order, random_placements, random_step, 
 from placewise.core.arrays import Ints
 from placewise.core.errors import ProblemError
 from placewise.simulate import kernels, priority, reference
-from placewise.simulate import timeline as explain
+from placewise.simulate import timeline as record_timeline
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import ORDERS, Simulator
 
@@ -43,7 +43,7 @@ def assert_equal(step: Step, placement: Ints, order: Ints | None = None) -> None
     """Time, peaks, every op and every copy are the reference's, to the last bit."""
     simulator = Simulator(step.problem, "program", threads=1)
     expected = step.reference(placement, order)
-    seconds, peaks, _ = simulator.measure(placement[None], None if order is None else order[None])
+    seconds, peaks, _ = simulator.simulate(placement[None], None if order is None else order[None])
     assert seconds.tolist() == [expected["step_seconds"]]
     assert peaks.tolist() == [list(expected["peak_bytes"].values())]
     schedule = simulator.schedule(placement, order)
@@ -320,11 +320,11 @@ def test_neither_threads_nor_other_rows_change_a_result(drawn: tuple[Step, np.ra
     step, rng = drawn
     placements = random_placements(step.problem, rng, 9)
     alone = Simulator(step.problem, order, threads=1)
-    one_by_one = [alone.measure(row[None], keep_orders=True) for row in placements]
+    one_by_one = [alone.simulate(row[None], keep_orders=True) for row in placements]
     for threads in (1, 2, 4):
         simulator = Simulator(step.problem, order, threads=threads)
         for _ in range(2):  # the second time with used workspaces
-            seconds, peaks, orders = simulator.measure(placements, keep_orders=True)
+            seconds, peaks, orders = simulator.simulate(placements, keep_orders=True)
             assert orders is not None
             for row, expected in enumerate(one_by_one):
                 assert expected.orders is not None
@@ -341,13 +341,13 @@ def test_a_given_order_counts_whatever_the_simulators_own(drawn: tuple[Step, np.
     orders = np.stack([random_order(step.problem, rng) for _ in range(5)])
     for name, threads in itertools.product(ORDERS, (1, 3)):
         simulator = Simulator(step.problem, name, threads=threads)
-        each = simulator.measure(placements, orders, keep_orders=True)
+        each = simulator.simulate(placements, orders, keep_orders=True)
         assert each.step_seconds.tolist() == [
             step.reference(placement, order)["step_seconds"] for placement, order in zip(placements, orders, strict=True)
         ]
         assert np.array_equal(each.orders, orders)  # type: ignore[arg-type]  # None would not be equal
-        shared = simulator.measure(placements, orders[:1], keep_orders=True)
-        repeated = simulator.measure(placements, np.repeat(orders[:1], 5, axis=0))
+        shared = simulator.simulate(placements, orders[:1], keep_orders=True)
+        repeated = simulator.simulate(placements, np.repeat(orders[:1], 5, axis=0))
         assert shared.step_seconds.tolist() == repeated.step_seconds.tolist()
         assert shared.peak_bytes.tolist() == repeated.peak_bytes.tolist()
         assert np.array_equal(shared.orders, np.repeat(orders[:1], 5, axis=0))  # type: ignore[arg-type]
@@ -359,28 +359,28 @@ def test_a_batch_of_nothing(order: str, threads: int) -> None:
     step, _ = random_step(5, 8, 3, 60, "colocated")
     simulator = Simulator(step.problem, order, threads=threads)
     nothing = np.zeros((0, step.problem.num_groups), np.int64)
-    seconds, peaks, orders = simulator.measure(nothing, keep_orders=True)
+    seconds, peaks, orders = simulator.simulate(nothing, keep_orders=True)
     assert seconds.shape == (0,)
     assert peaks.shape == (0, 3)
     assert orders is not None
     assert orders.shape == (0, 8)
     assert [column.shape for column in simulator(nothing)] == [(0,), (0,), (0,)]
-    assert simulator.measure(nothing, np.zeros((0, 8), np.int64)).step_seconds.shape == (0,)
-    assert simulator.measure(nothing, np.arange(8)[None]).step_seconds.shape == (0,)
+    assert simulator.simulate(nothing, np.zeros((0, 8), np.int64)).step_seconds.shape == (0,)
+    assert simulator.simulate(nothing, np.arange(8)[None]).step_seconds.shape == (0,)
 
 
 def test_any_whole_numbers_in_any_memory_layout() -> None:
     step, rng = random_step(6, 12, 3, 60, "colocated")
     placements, order = random_placements(step.problem, rng, 4), random_order(step.problem, rng)
     simulator = Simulator(step.problem, threads=1)
-    expected = simulator.measure(placements, order[None]).step_seconds.tolist()
+    expected = simulator.simulate(placements, order[None]).step_seconds.tolist()
     fixed = placements.copy()
     fixed.flags.writeable = False
     batches: list[Any] = [placements.astype(np.int8), np.asfortranarray(placements), fixed, placements.tolist()]
     launch_orders: list[Any] = [order[None].astype(np.uint16), np.asfortranarray(np.stack([order] * 4)), [order.tolist()]]
     for batch in batches:
         for launches in launch_orders:
-            assert simulator.measure(batch, launches).step_seconds.tolist() == expected
+            assert simulator.simulate(batch, launches).step_seconds.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -467,11 +467,11 @@ def test_costs(drawn: tuple[Step, np.random.Generator]) -> None:
 def test_the_kernels_release_the_gil_and_are_cached() -> None:
     found: dict[str, Any] = {
         name: value
-        for module in (kernels, priority, explain)
+        for module in (kernels, priority, record_timeline)
         for name, value in vars(module).items()
         if isinstance(value, Dispatcher)
     }
-    assert {"run_from", "peak_bytes", "priority_order", "explain"} <= set(found)
+    assert {"simulate_from", "peak_bytes", "priority_order", "record_timeline"} <= set(found)
     for name, dispatcher in found.items():
         assert dispatcher.targetoptions["nogil"], name
         assert not dispatcher.targetoptions.get("fastmath", False), name

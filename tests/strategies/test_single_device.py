@@ -11,7 +11,7 @@ from placewise.core.graph import Graph
 from placewise.core.problem import Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.strategies import make
-from placewise.strategies.single_device import accelerators, fastest, settle
+from placewise.strategies.single_device import accelerators, fastest, move_to_allowed
 
 NAMES = ("cpu-only", "gpu-only", "round-robin")
 
@@ -66,7 +66,7 @@ def test_settle_prefers_the_cpu_and_then_the_first_device() -> None:
     problem = step_of(("tpu", "gpu", "cpu"), "", "gpu", "cpu")
     allowed = np.array([[False, True, True], [False, True, False], [False, False, True]])
     problem = Problem(problem.graph, problem.cluster, problem.grouping, problem.merged, problem.op_seconds, allowed)
-    assert settle(problem, np.zeros((1, 3), np.int64)).tolist() == [[2, 1, 2]]
+    assert move_to_allowed(problem, np.zeros((1, 3), np.int64)).tolist() == [[2, 1, 2]]
     assert accelerators(problem).tolist() == [0, 1]
 
 

@@ -84,7 +84,7 @@ class Segmented(NamedTuple):
     certificate: dict[str, Any]
 
 
-class Shown(NamedTuple):
+class Refuted(NamedTuple):
     """A time that was refuted for a segment: it takes longer."""
 
     seconds: float
@@ -177,7 +177,7 @@ class _Search:
 
     cutter: Cutter
     nodes: int  # branchings of one refutation
-    known: dict[bytes, Shown | None] = field(default_factory=dict)
+    known: dict[bytes, Refuted | None] = field(default_factory=dict)
 
     def total(self, chain: Ints, between: Spans, cuts: Ints) -> Segmented:
         """Returns the time from the start to the last cut."""
@@ -203,7 +203,7 @@ class _Search:
         rest = dag.tails()[chain[cuts[-1]]]
         return Segmented(float((reached + rest).min()), certificate)
 
-    def bound(self, ops: Ints, source: int, target: int) -> tuple[Floats, list[tuple[tuple[int, int], Shown]]]:
+    def bound(self, ops: Ints, source: int, target: int) -> tuple[Floats, list[tuple[tuple[int, int], Refuted]]]:
         """Returns the least time for every pair of devices [devices, devices], and those that needed a proof."""
         by_pair: dict[tuple[int, int], float] = {}
         shown = []
@@ -220,7 +220,7 @@ class _Search:
         devices = range(num_devices)
         return np.array([[by_pair[self.cutter.pair_of(a, b)] for b in devices] for a in devices]), shown
 
-    def _show(self, segment: Segment, goal: float) -> tuple[float, Shown | None]:
+    def _show(self, segment: Segment, goal: float) -> tuple[float, Refuted | None]:
         """Returns the least time of a segment, at most about `goal`, and its proof where the longest path is shorter."""
         dag = segment.dag
         ends = dag.heads() + dag.seconds
@@ -236,9 +236,9 @@ class _Search:
         return (path, None) if one is None else (one.seconds, one)
 
 
-def _longest_refuted(trial: Trial, path: float, limit: float, nodes: int) -> Shown | None:
+def _longest_refuted(trial: Trial, path: float, limit: float, nodes: int) -> Refuted | None:
     """Returns the longest time that is refuted between the longest path and a limit, found by halving."""
-    best: Shown | None = None
+    best: Refuted | None = None
     low, high = path, limit
     trial_seconds = limit * (1 - 1e-7)  # often all on one device is the best
     for _ in range(HALVINGS + 1):
@@ -246,7 +246,7 @@ def _longest_refuted(trial: Trial, path: float, limit: float, nodes: int) -> Sho
         if proof is None:
             high = trial_seconds
         else:
-            best, low = Shown(trial_seconds, proof), trial_seconds
+            best, low = Refuted(trial_seconds, proof), trial_seconds
             if high == limit and low >= limit * (1 - 1e-6):
                 break
         trial_seconds = (low + high) / 2

@@ -53,7 +53,7 @@ class Shared:
     @classmethod
     def of(cls, problem: Problem, dag: Dag) -> "Shared":
         """Returns what the devices of a problem share."""
-        return cls(problem, dag, interchangeable(problem), resident_bytes(problem))
+        return cls(problem, dag, interchangeable(problem), _resident_bytes(problem))
 
     def work(self, ops: Ints) -> Floats:
         """Returns the seconds that each group's ops among these take on each device: [groups, devices]."""
@@ -72,7 +72,7 @@ class Shared:
         return _solve(self, work[np.ix_(used, firsts)], self.resident_bytes[used], starts[firsts])
 
 
-def resident_bytes(problem: Problem) -> Floats:
+def _resident_bytes(problem: Problem) -> Floats:
     """Returns the bytes that are at home with each group all the time: [groups]."""
     graph = problem.graph
     own = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))

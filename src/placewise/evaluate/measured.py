@@ -116,7 +116,7 @@ def measure_fitting(
     simulator: Simulator, placements: Ints, orders: Ints | None, measure: Callable[[Ints, Ints], Judged]
 ) -> Evaluation:
     """Returns the evaluation of a batch: what the simulator says does not fit is not run, all others are measured."""
-    simulated = simulator.measure(placements, orders, keep_orders=True)
+    simulated = simulator.simulate(placements, orders, keep_orders=True)
     predicted = simulator.evaluation(simulated.step_seconds, simulated.peak_bytes)
     assert simulated.orders is not None
     rows = []

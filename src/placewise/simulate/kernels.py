@@ -1,4 +1,4 @@
-"""The passes over a problem's tables, compiled. No objects, no randomness; they release the GIL.
+"""The passes over a flat problem, compiled. No objects, no randomness; they release the GIL.
 
 They compute what DESIGN.md calls the meaning of a placement. An *order* is the ops in launch order; a *position* is a place
 in it. A copied tensor on a device has the *place* `copied tensor * devices + device`.
@@ -45,32 +45,32 @@ class MemoryWorkspace(NamedTuple):
     used: Ints  # [devices]
 
 
-def new_workspace(tables: FlatProblem, num_groups: int) -> Workspace:
-    """Returns a workspace for passes over these tables."""
-    places = len(tables.copy_bytes) * tables.num_devices
+def new_workspace(flat: FlatProblem, num_groups: int) -> Workspace:
+    """Returns a workspace for passes over this problem."""
+    places = len(flat.copy_bytes) * flat.num_devices
     return Workspace(
         np.zeros(num_groups, np.int16),
-        np.zeros(len(tables.op_groups), np.float64),
+        np.zeros(len(flat.op_groups), np.float64),
         np.full(places, UNLAUNCHED, np.int32),
         np.zeros(places, np.float64),
         np.zeros(places, np.int32),
-        np.zeros(tables.num_devices, np.float64),
-        np.zeros(tables.num_channels, np.float64),
+        np.zeros(flat.num_devices, np.float64),
+        np.zeros(flat.num_channels, np.float64),
     )
 
 
-def new_memory_workspace(tables: FlatProblem) -> MemoryWorkspace:
+def new_memory_workspace(flat: FlatProblem) -> MemoryWorkspace:
     """Returns a workspace for the memory part."""
-    num_ops = len(tables.op_groups)
+    num_ops = len(flat.op_groups)
     return MemoryWorkspace(
         np.zeros(num_ops, np.int16),
-        np.zeros(len(tables.storage_bytes), np.int32),
-        np.zeros(len(tables.copy_bytes) * tables.num_devices, np.int32),
+        np.zeros(len(flat.storage_bytes), np.int32),
+        np.zeros(len(flat.copy_bytes) * flat.num_devices, np.int32),
         np.zeros(num_ops, np.int64),
         np.zeros(num_ops, np.int64),
         np.full(num_ops, -1, np.int32),
-        np.zeros(len(tables.storage_bytes), np.int32),
-        np.zeros(tables.num_devices, np.int64),
+        np.zeros(len(flat.storage_bytes), np.int32),
+        np.zeros(flat.num_devices, np.int64),
     )
 
 
@@ -91,35 +91,35 @@ class Snapshots(NamedTuple):
 
 
 @kernel
-def run(tables: FlatProblem, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
+def simulate_order(flat: FlatProblem, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
 
     With a MemoryWorkspace it also notes who takes memory, and the last uses; with None, the time alone.
     """
     work.free[:] = 0.0
     work.busy[:] = 0.0
-    return run_from(tables, order, 0, 0.0, work, memory, None, None)
+    return simulate_from(flat, order, 0, 0.0, work, memory, None, None)
 
 
 @kernel
-def run_from(
-    tables: FlatProblem, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
+def simulate_from(
+    flat: FlatProblem, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
 ) -> tuple[float, int]:
-    """Returns what `run` does for a pass that begins at a position, with the state that the workspace holds.
+    """Returns what `simulate_order` does for a pass that begins at a position, with the state that the workspace holds.
 
     Snapshots, or None, get the states that it passes. With a Cutoff, or None, a pass that ends early has infinite seconds.
     """
     # Arrays are taken out of their tuples first: inside of the loops that would count references.
-    num_devices, dispatch = tables.num_devices, tables.dispatch_seconds
-    op_groups, op_seconds = tables.op_groups, tables.op_seconds
-    read_ends, read_groups, read_copies = tables.read_ends, tables.read_groups, tables.read_copies
-    read_storages, copy_bytes, copy_makers = tables.read_storages, tables.copy_bytes, tables.copy_makers
-    after_ends, after_ops = tables.after_ends, tables.after_ops
-    latency, bandwidth, channels = tables.latency_seconds, tables.bytes_per_second, tables.channels
+    num_devices, dispatch = flat.num_devices, flat.dispatch_seconds
+    op_groups, op_seconds = flat.op_groups, flat.op_seconds
+    read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
+    read_storages, copy_bytes, copy_makers = flat.read_storages, flat.copy_bytes, flat.copy_makers
+    after_ends, after_ops = flat.after_ends, flat.after_ops
+    latency, bandwidth, channels = flat.latency_seconds, flat.bytes_per_second, flat.channels
     devices, ends, free, busy = work.devices, work.ends, work.free, work.busy
     launch_at, arrivals, launched = work.launch_at, work.arrivals, work.launched
     if memory is not None:
-        made_bytes, touch_ends, touch_storages = tables.made_bytes, tables.touch_ends, tables.touch_storages
+        made_bytes, touch_ends, touch_storages = flat.made_bytes, flat.touch_ends, flat.touch_storages
         last_use, copy_last_use, taken, places = memory.last_use, memory.copy_last_use, memory.taken, memory.places
     num_ops, num_copies = len(order), 0
     for position in range(first, num_ops):
@@ -195,19 +195,19 @@ def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Flo
 
 @kernel
 def peak_bytes(
-    tables: FlatProblem, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
+    flat: FlatProblem, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
 ) -> None:
-    """Writes the most bytes in use on each device into `peak` [devices], from what `run` noted.
+    """Writes the most bytes in use on each device into `peak` [devices], from what `simulate_order` noted.
 
     `timeline` [ops, devices] gets the bytes in use at each launch, or is None.
     """
-    num_devices, devices, used = tables.num_devices, work.devices, memory.used
-    storage_bytes, storage_groups = tables.storage_bytes, tables.storage_groups
-    resident_bytes, copy_bytes, launched = tables.resident_bytes, tables.copy_bytes, work.launched
+    num_devices, devices, used = flat.num_devices, work.devices, memory.used
+    storage_bytes, storage_groups = flat.storage_bytes, flat.storage_groups
+    resident_bytes, copy_bytes, launched = flat.resident_bytes, flat.copy_bytes, work.launched
     last_use, copy_last_use, places = memory.last_use, memory.copy_last_use, memory.places
     taken, given, crossing, next_crossing = memory.taken, memory.given, memory.crossing, memory.next_crossing
     used[:] = 0
-    used[0] = tables.floating_bytes
+    used[0] = flat.floating_bytes
     for g in range(len(resident_bytes)):
         used[devices[g]] += resident_bytes[g]
     for storage in range(len(storage_bytes)):
@@ -239,8 +239,8 @@ def peak_bytes(
 
 
 @kernel
-def run_batch(
-    tables: FlatProblem, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
+def simulate_batch(
+    flat: FlatProblem, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
 ) -> None:
     """Writes the step's seconds [batch] and peak bytes [batch, devices] of placements [batch, groups].
 
@@ -250,7 +250,7 @@ def run_batch(
         order = orders[row if len(orders) > 1 else 0]
         for g in range(placements.shape[1]):
             work.devices[g] = placements[row, g]
-        step_seconds[row], num_copies = run(tables, order, work, memory)
+        step_seconds[row], num_copies = simulate_order(flat, order, work, memory)
         if memory is not None:
-            peak_bytes(tables, work, memory, num_copies, peaks[row], None)
+            peak_bytes(flat, work, memory, num_copies, peaks[row], None)
         forget_copies(work, num_copies)

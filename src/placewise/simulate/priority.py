@@ -14,7 +14,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import borrowing, kernel
 from placewise.simulate.dependencies import Dependencies
 from placewise.simulate.flat_problem import FlatProblem, Small
-from placewise.simulate.kernels import Workspace, forget_copies, peak_bytes, run
+from placewise.simulate.kernels import Workspace, forget_copies, peak_bytes, simulate_order
 
 NEVER = -1.0  # the arrival of a copy that was not launched
 
@@ -38,9 +38,9 @@ class PriorityWorkspace(NamedTuple):
     busy: Floats  # [channels]
 
 
-def new_priority_workspace(tables: FlatProblem, waits: Dependencies) -> PriorityWorkspace:
+def new_priority_workspace(flat: FlatProblem, waits: Dependencies) -> PriorityWorkspace:
     """Returns a workspace for list schedules."""
-    num_ops, num_devices = len(tables.op_groups), tables.num_devices
+    num_ops, num_devices = len(flat.op_groups), flat.num_devices
     places = len(waits.value_bytes) * num_devices
     return PriorityWorkspace(
         np.zeros(num_ops, np.int32),
@@ -56,15 +56,15 @@ def new_priority_workspace(tables: FlatProblem, waits: Dependencies) -> Priority
         np.zeros(num_devices, np.int32),
         np.zeros(num_devices, np.int32),
         np.zeros(num_devices, np.float64),
-        np.zeros(tables.num_channels, np.float64),
+        np.zeros(flat.num_channels, np.float64),
     )
 
 
 @borrowing
-def remaining_paths(tables: FlatProblem, waits: Dependencies, devices: Any, path: Floats) -> None:
+def remaining_paths(flat: FlatProblem, waits: Dependencies, devices: Any, path: Floats) -> None:
     """Writes the longest path from each op's start to the end of the step, copies counted: [ops]."""
-    num_devices, op_groups, op_seconds = tables.num_devices, tables.op_groups, tables.op_seconds
-    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    num_devices, op_groups, op_seconds = flat.num_devices, flat.op_groups, flat.op_seconds
+    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
     input_ends, input_values, input_makers = waits.input_ends, waits.input_values, waits.input_makers
     value_groups, value_bytes = waits.value_groups, waits.value_bytes
     follower_ends, followers = waits.follower_ends, waits.followers
@@ -142,11 +142,11 @@ def _queue(
 
 
 @borrowing
-def priority_order(tables: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
+def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
     """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
-    num_devices, num_ops = tables.num_devices, len(tables.op_groups)
-    op_groups, op_seconds, channels = tables.op_groups, tables.op_seconds, tables.channels
-    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    num_devices, num_ops = flat.num_devices, len(flat.op_groups)
+    op_groups, op_seconds, channels = flat.op_groups, flat.op_seconds, flat.channels
+    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
     value_groups, value_bytes = waits.value_groups, waits.value_bytes
     reader_ends, readers, output_ends, outputs = waits.reader_ends, waits.readers, waits.output_ends, waits.outputs
     follower_ends, followers, residents = waits.follower_ends, waits.followers, waits.residents
@@ -156,7 +156,7 @@ def priority_order(tables: FlatProblem, waits: Dependencies, work: Workspace, sc
     num_ready, num_later = schedule.num_ready, schedule.num_later
     running, run_end, busy = schedule.running, schedule.run_end, schedule.busy
 
-    remaining_paths(tables, waits, devices, urgency)
+    remaining_paths(flat, waits, devices, urgency)
     heap_starts[:] = 0
     for n in range(num_ops):
         urgency[n] = -urgency[n]  # the longest path on top of a heap
@@ -242,8 +242,8 @@ def priority_order(tables: FlatProblem, waits: Dependencies, work: Workspace, sc
 
 
 @kernel
-def run_priority_batch(
-    tables: FlatProblem, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
+def simulate_priority_batch(
+    flat: FlatProblem, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
     schedule: PriorityWorkspace, step_seconds: Floats, peaks: Ints, orders: Any,
 ) -> None:  # fmt: skip
     """Writes the step's seconds and peak bytes of placements, each in its priority order or, if better, in program order.
@@ -251,24 +251,24 @@ def run_priority_batch(
     Better is what fits, then what is faster; ties go to the program order. `orders` [batch, ops] gets the order that
     counts, or is None.
     """
-    other_peak = np.zeros(tables.num_devices, np.int64)
+    other_peak = np.zeros(flat.num_devices, np.int64)
     for row in range(len(placements)):
         for g in range(placements.shape[1]):
             work.devices[g] = placements[row, g]
-        program_seconds, num_copies = run(tables, program, work, None)
+        program_seconds, num_copies = simulate_order(flat, program, work, None)
         forget_copies(work, num_copies)
-        priority_order(tables, waits, work, schedule)
-        seconds, num_copies = run(tables, schedule.order, work, memory)
+        priority_order(flat, waits, work, schedule)
+        seconds, num_copies = simulate_order(flat, schedule.order, work, memory)
         if memory is not None:
-            peak_bytes(tables, work, memory, num_copies, peaks[row], None)
+            peak_bytes(flat, work, memory, num_copies, peaks[row], None)
         forget_copies(work, num_copies)
         keeps_program = program_seconds <= seconds
         if memory is not None:
-            if keeps_program or (peaks[row] > tables.memory_bytes).any():
-                _, num_copies = run(tables, program, work, memory)
-                peak_bytes(tables, work, memory, num_copies, other_peak, None)
+            if keeps_program or (peaks[row] > flat.memory_bytes).any():
+                _, num_copies = simulate_order(flat, program, work, memory)
+                peak_bytes(flat, work, memory, num_copies, other_peak, None)
                 forget_copies(work, num_copies)
-                fits, other_fits = (peaks[row] <= tables.memory_bytes).all(), (other_peak <= tables.memory_bytes).all()
+                fits, other_fits = (peaks[row] <= flat.memory_bytes).all(), (other_peak <= flat.memory_bytes).all()
                 if fits != other_fits:
                     keeps_program = bool(other_fits)
                 if keeps_program:

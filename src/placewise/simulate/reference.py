@@ -35,7 +35,7 @@ def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
     return table
 
 
-def op_seconds(op: Any, device: Any) -> float:
+def seconds_on(op: Any, device: Any) -> float:
     """Returns how long an op runs on a device: a given time (by device name, then by kind), else the roofline."""
     given: dict[str, float] = op.get("seconds", {})
     for key in (device["name"], device["kind"]):
@@ -92,7 +92,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
             [host, device_free[here]] + [ready[t, here] for t in ops[n]["reads"]] + [end[m] for m in ops[n].get("after", [])]
         )
         start[n] = max(waits)
-        end[n] = device_free[here] = start[n] + op_seconds(ops[n], devices[here])
+        end[n] = device_free[here] = start[n] + seconds_on(ops[n], devices[here])
         for t in ops[n]["writes"]:
             ready[t, here] = end[n]
 

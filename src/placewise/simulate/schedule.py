@@ -11,7 +11,7 @@ from placewise.core.problem import Problem
 from placewise.simulate.timeline import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKER, WAITS, Timeline
 
 
-class Link(NamedTuple):
+class Leg(NamedTuple):
     """One piece of the critical path: an op or a copy that ran, or the host that had to launch it first."""
 
     kind: Literal["op", "copy", "host"]
@@ -85,7 +85,7 @@ class Schedule:
         return WAITS[self.timeline.wait[op]], int(self.timeline.wait_for[op])
 
     @cached_property
-    def critical_path(self) -> tuple[Link, ...]:
+    def critical_path(self) -> tuple[Leg, ...]:
         """The chain of ops, copies and launches that makes the step as long as it is, first to last."""
         t = self.timeline
         if not len(t.end):
@@ -101,11 +101,11 @@ class Schedule:
                 links.append(self._copy(what))
             else:
                 if why == HOST:
-                    links.append(Link("host", -1, 0.0, link.start))
+                    links.append(Leg("host", -1, 0.0, link.start))
                 return tuple(reversed(links))
 
-    def _op(self, n: int) -> Link:
-        return Link("op", n, float(self.timeline.start[n]), float(self.timeline.end[n]))
+    def _op(self, n: int) -> Leg:
+        return Leg("op", n, float(self.timeline.start[n]), float(self.timeline.end[n]))
 
-    def _copy(self, c: int) -> Link:
-        return Link("copy", c, float(self.timeline.copy_start[c]), float(self.timeline.copy_end[c]))
+    def _copy(self, c: int) -> Leg:
+        return Leg("copy", c, float(self.timeline.copy_start[c]), float(self.timeline.copy_end[c]))

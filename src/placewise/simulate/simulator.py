@@ -17,12 +17,12 @@ from placewise.simulate import kernels, priority
 from placewise.simulate.dependencies import Dependencies, build_dependencies
 from placewise.simulate.flat_problem import FlatProblem, Small, copied_tensors, flatten
 from placewise.simulate.schedule import Schedule
-from placewise.simulate.timeline import explain
+from placewise.simulate.timeline import record_timeline
 
 ORDERS = ("priority", "program")
 
 
-class Measurement(NamedTuple):
+class Simulation(NamedTuple):
     """What a batch of placements makes."""
 
     step_seconds: Floats  # [batch]
@@ -51,7 +51,7 @@ class Simulator:
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch; a placement that does not fit costs `failing_seconds` and more."""
-        seconds, peaks, _ = self.measure(placements, orders)
+        seconds, peaks, _ = self.simulate(placements, orders)
         return self.evaluation(seconds, peaks)
 
     def evaluation(self, seconds: Floats, peaks: Ints) -> Evaluation:
@@ -61,7 +61,7 @@ class Simulator:
         cost = np.where(overflow > 0, self.failing_seconds * (1.0 + overflow / max(total, 1.0)), seconds)
         return Evaluation(cost, seconds, overflow)
 
-    def measure(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Measurement:
+    def simulate(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Simulation:
         """Returns step time and peak memory of placements [batch, groups], in given orders [batch, ops] or in its own."""
         placements = np.ascontiguousarray(self.problem.check_placements(placements))
         batch = len(placements)
@@ -80,7 +80,7 @@ class Simulator:
                       peaks[rows], None if kept is None else kept[rows])  # fmt: skip
 
         self._in_parts(batch, part)
-        return Measurement(seconds, peaks, kept)
+        return Simulation(seconds, peaks, kept)
 
     def schedule(self, placement: Ints, order: Ints | None = None) -> Schedule:
         """Returns the whole timeline of one placement [groups], in a given order [ops] or in the one that counts."""
@@ -90,7 +90,7 @@ class Simulator:
         workspace.times.devices[:] = placement
         usage = np.zeros((self.problem.num_ops, self.problem.num_devices), np.int64)
         peak = np.zeros(self.problem.num_devices, np.int64)
-        timeline = explain(self.tables, launch, workspace.times, workspace.memory, peak, usage)
+        timeline = record_timeline(self.flat, launch, workspace.times, workspace.memory, peak, usage)
         self._idle.append(workspace)
         tensors = copied_tensors(self.problem)
         return Schedule(self.problem, placement, launch.astype(np.int64), timeline, tensors, usage, peak)
@@ -99,13 +99,13 @@ class Simulator:
         """Returns the order that counts for a placement [groups]: [ops]."""
         if self.order == "program":
             return self._program
-        measured = self.measure(np.asarray(placement)[None], keep_orders=True)
+        measured = self.simulate(np.asarray(placement)[None], keep_orders=True)
         assert measured.orders is not None
         order: Small = measured.orders[0]
         return order
 
     @cached_property
-    def tables(self) -> FlatProblem:
+    def flat(self) -> FlatProblem:
         """The problem as the kernels walk over it."""
         return flatten(self.problem)
 
@@ -130,13 +130,13 @@ class Simulator:
         """Simulates some rows on this thread, into the given arrays."""
         workspace = self._workspace()
         if orders is None and self.order == "priority":
-            priority.run_priority_batch(
-                self.tables, self._dependencies, placements, self._program, workspace.times, workspace.memory,
+            priority.simulate_priority_batch(
+                self.flat, self._dependencies, placements, self._program, workspace.times, workspace.memory,
                 workspace.priority, seconds, peaks, kept,
             )  # fmt: skip
         else:
             orders = self._program[None] if orders is None else orders
-            kernels.run_batch(self.tables, placements, orders, workspace.times, workspace.memory, seconds, peaks)
+            kernels.simulate_batch(self.flat, placements, orders, workspace.times, workspace.memory, seconds, peaks)
             if kept is not None:
                 kept[:] = orders
         self._idle.append(workspace)
@@ -147,7 +147,7 @@ class Simulator:
             part(0, batch)
             return
         bounds = np.linspace(0, batch, min(self.threads, batch) + 1).astype(int).tolist()
-        self.tables, self._dependencies  # noqa: B018  made once, not by every thread
+        self.flat, self._dependencies  # noqa: B018  made once, not by every thread
         list(self._pool.map(part, bounds[:-1], bounds[1:]))
 
     def _workspace(self) -> "_Workspaces":
@@ -155,9 +155,9 @@ class Simulator:
             return self._idle.pop()
         except IndexError:
             return _Workspaces(
-                kernels.new_workspace(self.tables, self.problem.num_groups),
-                kernels.new_memory_workspace(self.tables),
-                priority.new_priority_workspace(self.tables, self._dependencies),
+                kernels.new_workspace(self.flat, self.problem.num_groups),
+                kernels.new_memory_workspace(self.flat),
+                priority.new_priority_workspace(self.flat, self._dependencies),
             )
 
 

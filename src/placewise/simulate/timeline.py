@@ -7,7 +7,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import kernel
 from placewise.simulate.flat_problem import FlatProblem, Small
-from placewise.simulate.kernels import MemoryWorkspace, Workspace, forget_copies, peak_bytes, run
+from placewise.simulate.kernels import MemoryWorkspace, Workspace, forget_copies, peak_bytes, simulate_order
 
 NOTHING, HOST, DEVICE, COPY, AFTER, MAKER, CHANNEL = range(7)  # what an op or a copy waited for last
 
@@ -36,74 +36,74 @@ class Timeline(NamedTuple):
 
 
 @kernel
-def explain(
-    tables: FlatProblem, order: Small, work: Workspace, memory: MemoryWorkspace, peak: Ints, usage: Ints
+def record_timeline(
+    flat: FlatProblem, order: Small, work: Workspace, memory: MemoryWorkspace, peak: Ints, usage: Ints
 ) -> Timeline:
     """Returns the timeline of the placement in `work.devices`, and writes the memory in use.
 
     `peak` [devices] gets the most bytes in use, `usage` [ops, devices] the bytes in use at each launch.
     """
-    _, num_copies = run(tables, order, work, memory)
-    peak_bytes(tables, work, memory, num_copies, peak, usage)
+    _, num_copies = simulate_order(flat, order, work, memory)
+    peak_bytes(flat, work, memory, num_copies, peak, usage)
     forget_copies(work, num_copies)
-    return timeline_of(tables, order, work)
+    return timeline_of(flat, order, work)
 
 
 @kernel
-def timeline_of(tables: FlatProblem, order: Small, work: Workspace) -> Timeline:
-    """Returns the timeline of the placement in `work.devices`; the same arithmetic as `run`.
+def timeline_of(flat: FlatProblem, order: Small, work: Workspace) -> Timeline:
+    """Returns the timeline of the placement in `work.devices`; the same arithmetic as `simulate_order`.
 
     Where several things end at the same moment, the device counts first, then the input that is read first.
     """
-    num_ops, num_devices, dispatch = len(order), tables.num_devices, tables.dispatch_seconds
+    num_ops, num_devices, dispatch = len(order), flat.num_devices, flat.dispatch_seconds
     devices, free, busy = work.devices, work.free, work.busy
     start, end = np.zeros(num_ops), np.zeros(num_ops)
     wait, wait_for = np.zeros(num_ops, np.int32), np.full(num_ops, -1, np.int32)
-    size = len(tables.copy_bytes) * num_devices
+    size = len(flat.copy_bytes) * num_devices
     copy_at = np.full(size, -1, np.int32)
     copy_tensor, copy_source = np.zeros(size, np.int32), np.zeros(size, np.int32)
     copy_target, copy_reader = np.zeros(size, np.int32), np.zeros(size, np.int32)
     copy_start, copy_end = np.zeros(size), np.zeros(size)
     copy_wait, copy_wait_for = np.zeros(size, np.int32), np.full(size, -1, np.int32)
-    last_op, last_copy = np.full(num_devices, -1, np.int32), np.full(tables.num_channels, -1, np.int32)
+    last_op, last_copy = np.full(num_devices, -1, np.int32), np.full(flat.num_channels, -1, np.int32)
     free[:] = 0.0
     busy[:] = 0.0
     host, num_copies = 0.0, 0
     for position in range(num_ops):
         n = order[position]
-        here = devices[tables.op_groups[n]]
+        here = devices[flat.op_groups[n]]
         begin, why, what = free[here], DEVICE, last_op[here]
-        for read in range(tables.read_ends[n], tables.read_ends[n + 1]):
-            there = devices[tables.read_groups[read]]
+        for read in range(flat.read_ends[n], flat.read_ends[n + 1]):
+            there = devices[flat.read_groups[read]]
             if there == here:
                 continue
-            tensor = tables.read_copies[read]
+            tensor = flat.read_copies[read]
             copy = copy_at[tensor * num_devices + here]
             if copy < 0:
                 copy = copy_at[tensor * num_devices + here] = num_copies
                 num_copies += 1
                 host += dispatch
                 link = there * num_devices + here
-                channel, maker = tables.channels[link], tables.copy_makers[tensor]
+                channel, maker = flat.channels[link], flat.copy_makers[tensor]
                 leaves, reason, cause = host, HOST, -1
                 if maker >= 0 and end[maker] >= leaves:
                     leaves, reason, cause = end[maker], MAKER, maker
                 if busy[channel] > leaves:
                     leaves, reason, cause = busy[channel], CHANNEL, last_copy[channel]
-                arrives = leaves + tables.latency_seconds[link] + tables.copy_bytes[tensor] / tables.bytes_per_second[link]
+                arrives = leaves + flat.latency_seconds[link] + flat.copy_bytes[tensor] / flat.bytes_per_second[link]
                 copy_tensor[copy], copy_source[copy], copy_target[copy], copy_reader[copy] = tensor, there, here, n
                 copy_start[copy], copy_end[copy] = leaves, arrives
                 copy_wait[copy], copy_wait_for[copy] = (reason, cause) if leaves > 0.0 else (NOTHING, -1)
                 busy[channel], last_copy[channel] = arrives, copy
             if copy_end[copy] > begin:
                 begin, why, what = copy_end[copy], COPY, copy
-        for after in range(tables.after_ends[n], tables.after_ends[n + 1]):
-            if end[tables.after_ops[after]] > begin:
-                begin, why, what = end[tables.after_ops[after]], AFTER, tables.after_ops[after]
+        for after in range(flat.after_ends[n], flat.after_ends[n + 1]):
+            if end[flat.after_ops[after]] > begin:
+                begin, why, what = end[flat.after_ops[after]], AFTER, flat.after_ops[after]
         host += dispatch
         if host > begin:
             begin, why, what = host, HOST, -1
-        start[n], end[n] = begin, begin + tables.op_seconds[n * num_devices + here]
+        start[n], end[n] = begin, begin + flat.op_seconds[n * num_devices + here]
         wait[n], wait_for[n] = (why, what) if begin > 0.0 else (NOTHING, -1)
         free[here], last_op[here] = end[n], n
     return Timeline(

@@ -10,11 +10,11 @@ from typing import Any
 from placewise.core.contracts import Strategy
 from placewise.core.errors import StrategyError
 
-__all__ = ["FAMILIES", "STRATEGIES", "Entry", "make", "names_of", "parameters"]
+__all__ = ["FAMILIES", "STRATEGIES", "Listing", "make", "names_of", "parameters"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class Listing:
     """Where a strategy is, as 'module:Class' in this package, its family, and one line on what it does."""
 
     location: str
@@ -24,58 +24,62 @@ class Entry:
 
 FAMILIES = ("own", "classical", "exact", "learned")
 
-STRATEGIES: dict[str, Entry] = {
-    "auto": Entry(
+STRATEGIES: dict[str, Listing] = {
+    "auto": Listing(
         "auto.auto:Auto", "own", "the best starts of a portfolio, then compiled walks in the simulator (the default)"
     ),
-    "cpu-only": Entry("single_device:CpuOnly", "classical", "everything on the CPU"),
-    "gpu-only": Entry(
+    "cpu-only": Listing("single_device:CpuOnly", "classical", "everything on the CPU"),
+    "gpu-only": Listing(
         "single_device:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"
     ),
-    "random": Entry("sampling:Random", "classical", "devices drawn evenly for every group"),
-    "round-robin": Entry("single_device:RoundRobin", "classical", "groups dealt to the devices in turn"),
-    "expert": Entry(
+    "random": Listing("sampling:Random", "classical", "devices drawn evenly for every group"),
+    "round-robin": Listing("single_device:RoundRobin", "classical", "groups dealt to the devices in turn"),
+    "expert": Listing(
         "layers.placers:Expert", "classical", "the papers' hand-made rules, or contiguous layers balanced by time"
     ),
-    "balanced": Entry("layers.placers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"),
-    "pipeline": Entry(
+    "balanced": Listing(
+        "layers.placers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"
+    ),
+    "pipeline": Listing(
         "layers.placers:Pipeline", "classical", "contiguous stages whose times are balanced by dynamic programming"
     ),
-    "towers": Entry("layers.placers:Towers", "classical", "micro-batch i on device i: data parallelism"),
-    "hill-climb": Entry("sampling:HillClimb", "classical", "the best of some single changes, as long as they help"),
-    "annealing": Entry("sampling:Annealing", "classical", "single changes, worse ones too while it is hot"),
-    "genetic": Entry("sampling:Genetic", "classical", "crossing and mutating a population"),
-    "heft": Entry(
+    "towers": Listing("layers.placers:Towers", "classical", "micro-batch i on device i: data parallelism"),
+    "hill-climb": Listing("sampling:HillClimb", "classical", "the best of some single changes, as long as they help"),
+    "annealing": Listing("sampling:Annealing", "classical", "single changes, worse ones too while it is hot"),
+    "genetic": Listing("sampling:Genetic", "classical", "crossing and mutating a population"),
+    "heft": Listing(
         "list_scheduling.schedulers:Heft", "classical", "by upward rank, each op where it ends first (Topcuoglu 2002)"
     ),
-    "cpop": Entry(
+    "cpop": Listing(
         "list_scheduling.schedulers:Cpop",
         "classical",
         "the critical path on one device, the rest by priority (Topcuoglu 2002)",
     ),
-    "critical-path": Entry("list_scheduling.schedulers:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
-    "m-topo": Entry("baechi.placers:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
-    "m-etf": Entry("baechi.placers:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
-    "m-sct": Entry("baechi.placers:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
-    "metis": Entry("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
-    "scotch": Entry("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
-    "mincut": Entry("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
-    "exact": Entry("exact.exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
-    "post": Entry(
+    "critical-path": Listing("list_scheduling.schedulers:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
+    "m-topo": Listing("baechi.baechi:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
+    "m-etf": Listing("baechi.baechi:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
+    "m-sct": Listing("baechi.baechi:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
+    "metis": Listing("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
+    "scotch": Listing("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
+    "mincut": Listing("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
+    "exact": Listing("exact.exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
+    "post": Listing(
         "learned.post:Post", "learned", "cross-entropy and proximal steps on a table of probabilities (Post 2018)"
     ),
-    "cross-entropy": Entry(
+    "cross-entropy": Listing(
         "learned.post:CrossEntropy", "learned", "Post's first part: the best tenth of samples is imitated"
     ),
-    "ppo": Entry("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
-    "policy-gradient": Entry("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
-    "colocrl": Entry("learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM by policy gradient (ColocRL 2017)"),
-    "spotlight": Entry(
+    "ppo": Listing("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
+    "policy-gradient": Listing("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
+    "colocrl": Listing(
+        "learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM by policy gradient (ColocRL 2017)"
+    ),
+    "spotlight": Listing(
         "learned.spotlight:Spotlight",
         "learned",
         "a sequence-to-sequence LSTM by proximal steps with a KL penalty (Spotlight 2018)",
     ),
-    "hdp": Entry("learned.hdp:Hdp", "learned", "a network that groups and one that places the groups (HDP 2018)"),
+    "hdp": Listing("learned.hdp:Hdp", "learned", "a network that groups and one that places the groups (HDP 2018)"),
 }
 
 

@@ -19,7 +19,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.core.sets import sums
 from placewise.simulate.flat_problem import tensor_groups
-from placewise.strategies.single_device import accelerators, settle
+from placewise.strategies.single_device import accelerators, move_to_allowed
 
 TOTAL_WEIGHT = 10**8  # partitioners count in whole numbers: all vertices together weigh this, and all edges
 
@@ -182,7 +182,7 @@ def _placements(problem: Problem, groups: Ints, devices: Ints) -> Ints:
     """Returns placements with these groups on devices [batch, groups] where they can run, and the others on the CPU."""
     wanted = np.zeros((len(devices), problem.num_groups), np.int64)
     wanted[:, groups] = devices
-    return settle(problem, wanted)
+    return move_to_allowed(problem, wanted)
 
 
 def _load(name: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
-from placewise.strategies.single_device import settle
+from placewise.strategies.single_device import move_to_allowed
 
 Start = Literal["single", "random"]
 
@@ -215,7 +215,7 @@ class Choices(NamedTuple):
 
 def single_placements(problem: Problem) -> Ints:
     """Returns a placement for each device, with every group that can run there: [devices, groups]."""
-    return settle(problem, np.repeat(np.arange(problem.num_devices)[:, None], problem.num_groups, axis=1))
+    return move_to_allowed(problem, np.repeat(np.arange(problem.num_devices)[:, None], problem.num_groups, axis=1))
 
 
 def _first_temperature(increases: Floats, acceptance: float) -> float:

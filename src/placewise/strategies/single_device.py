@@ -20,7 +20,7 @@ class CpuOnly:
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields one placement."""
         device = [*cpus(problem), 0][0]
-        yield Proposal(settle(problem, np.full((1, problem.num_groups), device)))
+        yield Proposal(move_to_allowed(problem, np.full((1, problem.num_groups), device)))
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class GpuOnly:
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields a batch with a placement for each GPU."""
         devices = accelerators(problem)
-        yield Proposal(settle(problem, np.tile(devices[:, None], (1, problem.num_groups))))
+        yield Proposal(move_to_allowed(problem, np.tile(devices[:, None], (1, problem.num_groups))))
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RoundRobin:
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields one placement."""
         devices = accelerators(problem) if self.devices == "gpus" else np.arange(problem.num_devices)
-        yield Proposal(settle(problem, devices[np.arange(problem.num_groups) % len(devices)][None]))
+        yield Proposal(move_to_allowed(problem, devices[np.arange(problem.num_groups) % len(devices)][None]))
 
 
 def accelerators(problem: Problem) -> Ints:
@@ -59,7 +59,7 @@ def cpus(problem: Problem) -> list[int]:
     return [d for d, device in enumerate(problem.cluster.devices) if device.kind == "cpu"]
 
 
-def settle(problem: Problem, wanted: Ints) -> Ints:
+def move_to_allowed(problem: Problem, wanted: Ints) -> Ints:
     """Returns the placements with every group where it can run: [batch, groups].
 
     A group stays on the device that is wanted for it; where it can't run there, it is on the first CPU that can run it,

@@ -22,7 +22,7 @@ from placewise.strategies.auto.corrected_model import CorrectedModel, corrected,
 from placewise.strategies.auto.moves import build_moves, new_undone, put_back, reorder
 from placewise.strategies.auto.portfolio import evolve, portfolio
 from placewise.strategies.auto.walk import Pace
-from placewise.strategies.auto.walkers import Crew, Stand, partitions, settled, tails
+from placewise.strategies.auto.walkers import Crew, Stand, move_partitions, settled, tails
 
 SEEDS = st.integers(0, 10_000)
 
@@ -62,7 +62,10 @@ def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     from placewise.strategies.auto.walk import new_walker, walk
 
     model, stand, rng = random_stand(seed)
-    moves, walker = build_moves(model.problem, partitions(model.problem)), new_walker(model.tables, model.problem.num_groups)
+    moves, walker = (
+        build_moves(model.problem, move_partitions(model.problem)),
+        new_walker(model.flat, model.problem.num_groups),
+    )
     walker.random[0] = rng.integers(1, 2**63)
     walker.work.devices[:] = stand.placement
     walker.order[:] = stand.order
@@ -70,7 +73,7 @@ def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     kinds[kind] = 1
     heat = 0.05 * max(stand.seconds, 1e-3)
     seconds, overflow = walk(
-        model.tables, moves, -tails(model.problem), walker, pace(200, heat, kinds)._replace(checks_memory=True, price=0.1)
+        model.flat, moves, -tails(model.problem), walker, pace(200, heat, kinds)._replace(checks_memory=True, price=0.1)
     )
     placement, order = walker.best.astype(np.int64), walker.best_order.astype(np.int64)
     whole = model(placement[None], order[None])
@@ -144,7 +147,7 @@ def test_a_walk_from_what_fits_ends_at_what_fits(seed: int) -> None:
             replace(device, memory_bytes=int(peak))
             for device, peak in zip(
                 model.problem.cluster.devices,
-                model.measure(stand.placement[None], stand.order.astype(np.int64)[None]).peak_bytes[0],
+                model.simulate(stand.placement[None], stand.order.astype(np.int64)[None]).peak_bytes[0],
                 strict=True,
             )
         ),

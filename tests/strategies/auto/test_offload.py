@@ -33,7 +33,7 @@ def on_one_gpu(graph: Graph) -> int:
     """Returns the bytes that one GPU needs for everything, one micro-batch after the other."""
     problem = Problem.of(graph, machine(1, 2**40))
     everything = np.zeros((1, problem.num_groups), np.int64)
-    return int(Simulator(problem, "program").measure(everything).peak_bytes[0, 0])
+    return int(Simulator(problem, "program").simulate(everything).peak_bytes[0, 0])
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])

@@ -100,7 +100,7 @@ def test_shares_and_mixing_by_hand() -> None:
 def test_the_proximal_gradient_is_that_of_automatic_differentiation(seed: int, kl_weight: float) -> None:
     rng = np.random.default_rng(seed)
     old = random_probabilities(rng, 7, 4)
-    placements, advantage = maths.draw(old, 12, rng), rng.normal(size=12)
+    placements, advantage = maths.draw_placements(old, 12, rng), rng.normal(size=12)
     start = np.where(old > 0, rng.normal(size=old.shape), -np.inf)
     logits = torch.tensor(np.maximum(start, -80.0), requires_grad=True)  # -inf has no gradient; exp(-80) is next to nothing
     new, blocks = torch.softmax(logits, dim=1), torch.arange(7)
@@ -134,7 +134,7 @@ def test_entropy_and_divergence_by_hand() -> None:
 def test_draws_follow_the_distribution_and_never_have_probability_0(seed: int) -> None:
     rng = np.random.default_rng(seed)
     probabilities = random_probabilities(rng, 5, 4)
-    drawn = maths.draw(probabilities, 20_000, rng)
+    drawn = maths.draw_placements(probabilities, 20_000, rng)
     assert maths.shares(drawn, 4) == pytest.approx(probabilities, abs=0.02)
     assert (maths.shares(drawn, 4)[probabilities == 0] == 0).all()
     chances = probabilities[0][drawn[:3, 0]] * probabilities[1][drawn[:3, 1]]

@@ -23,7 +23,7 @@ def small_sums_on_one_thread() -> Iterator[None]:
 def network(seed: int, **settings: object) -> Seq2Seq:
     """Returns a small network for three devices, with outputs large enough to matter."""
     generator = torch.Generator().manual_seed(seed)
-    made = training.build(
+    made = training.build_network(
         lambda: Seq2Seq(4, 3, **{"units": 8, "layers": 2, **settings}),  # type: ignore[arg-type]
         generator,
     )
@@ -54,7 +54,7 @@ def test_drawing_step_by_step_follows_the_probabilities_of_one_pass(seed: int, s
 def test_draws_have_the_probabilities_of_the_softmax() -> None:
     """With initial probabilities 0.2, 0, 0.8 and logits of nearly 0, a fifth of the draws is device 0, none is 1."""
     generator = torch.Generator().manual_seed(0)
-    made = training.build(lambda: Seq2Seq(4, 3, units=8, layers=1), generator)
+    made = training.build_network(lambda: Seq2Seq(4, 3, units=8, layers=1), generator)
     prior = training.prior_of(np.array([[0.2, 0.0, 0.8]]), np.array([[True, False, True]]), 0.0)
     with torch.no_grad():
         memory = made.read(torch.zeros(1, 4))

@@ -82,22 +82,22 @@ def _speeds(problem: Problem, placements: Ints) -> dict[str, float]:
     from placewise.simulate.simulator import Simulator
 
     one, all_cores = Simulator(problem, "program", 1), Simulator(problem, "program")
-    work, program = kernels.new_workspace(one.tables, problem.num_groups), np.arange(problem.num_ops, dtype=np.int32)[None]
+    work, program = kernels.new_workspace(one.flat, problem.num_groups), np.arange(problem.num_ops, dtype=np.int32)[None]
     seconds, peaks = np.zeros(len(placements)), np.zeros((len(placements), problem.num_devices), np.int64)
     by_priority, priority_all = Simulator(problem, "priority", 1), Simulator(problem, "priority")
     graph, cluster = json.loads(format_graph(problem.graph)), tomllib.loads(format_cluster(problem.cluster))
     names = problem.expand(placements[0])
 
     def time_only() -> None:
-        kernels.run_batch(one.tables, placements, program, work, None, seconds, peaks)
+        kernels.simulate_batch(one.flat, placements, program, work, None, seconds, peaks)
 
     batch = len(placements)
     runs: dict[str, tuple[Callable[[], object], int]] = {
         "time": (time_only, batch),
-        "time+memory": (lambda: one.measure(placements), batch),
-        "all cores": (lambda: all_cores.measure(placements), batch),
-        "priority": (lambda: by_priority.measure(placements), batch),
-        "priority, all cores": (lambda: priority_all.measure(placements), batch),
+        "time+memory": (lambda: one.simulate(placements), batch),
+        "all cores": (lambda: all_cores.simulate(placements), batch),
+        "priority": (lambda: by_priority.simulate(placements), batch),
+        "priority, all cores": (lambda: priority_all.simulate(placements), batch),
         "plain Python": (lambda: simulate(graph, cluster, names), 1),
     }
     return {name: count * problem.num_ops / _best_seconds(run) / 1e6 for name, (run, count) in runs.items()}
@@ -158,7 +158,7 @@ def bench_scale(models: tuple[str, ...]) -> Rows:
         for _ in range(9):
             for i, simulator in enumerate(simulators):
                 started = time.perf_counter()
-                simulator.measure(placements[i])
+                simulator.simulate(placements[i])
                 best[i] = min(best[i], time.perf_counter() - started)
         for i, row in enumerate(rows):
             row[f"{order} ms"] = best[i] * 1e3
@@ -208,8 +208,8 @@ def bench_orders(models: tuple[str, ...]) -> Rows:
         expert = next(make("expert").search(problem, rng)).placements[:1]
         anywhere = rng.integers(problem.num_devices - 1, size=(100, problem.num_groups))
         program, priority = Simulator(problem, "program"), Simulator(problem, "priority")
-        by_program, by_priority = (float(s.measure(expert).step_seconds[0]) for s in (program, priority))
-        gain = program.measure(anywhere).step_seconds / priority.measure(anywhere).step_seconds
+        by_program, by_priority = (float(s.simulate(expert).step_seconds[0]) for s in (program, priority))
+        gain = program.simulate(anywhere).step_seconds / priority.simulate(anywhere).step_seconds
         row = {"model": model, "expert, program s": by_program, "priority s": by_priority, "gain": by_program / by_priority}
         row |= {"random: median gain": float(np.median(gain)), "least": float(gain.min()), "most": float(gain.max())}
         rows.append(row)

@@ -8,7 +8,7 @@ from placewise.core.arrays import Ints
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
 from placewise.strategies.layers.model_layers import find_layers, group_values
-from placewise.strategies.single_device import accelerators, settle
+from placewise.strategies.single_device import accelerators, move_to_allowed
 
 FUNCTIONS = ("encoder", "decoder", "attention", "projection")  # modules of the zoo's nmt; the last one is the softmax's
 
@@ -27,7 +27,7 @@ def split_by_function(problem: Problem) -> Ints:
     own = group_values(problem, np.array([_function(module_path(problem.graph, n)) for n in range(problem.num_ops)]))
     functions = np.where(own >= 0, own, np.maximum(followed, 0))  # [groups]
     ways = np.array(list(partitions(len(FUNCTIONS), len(gpus))))  # [ways, functions]
-    return settle(problem, gpus[ways[:, functions]])
+    return move_to_allowed(problem, gpus[ways[:, functions]])
 
 
 def _function(path: str) -> int:

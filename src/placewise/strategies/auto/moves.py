@@ -219,7 +219,7 @@ def put_back(order: Small, positions: Small, first: int, last: int, undone: Undo
 
 
 @borrowing
-def draw(
+def draw_move(
     moves: Moves, op_groups: Small, order: Small, devices: NDArray[np.int16], random: Randomness,
     latest: Floats, ends: Floats, focus: float, kind: int, longest: int, picked: Picked, stamp: int,
 ) -> int:  # fmt: skip

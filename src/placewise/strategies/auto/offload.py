@@ -15,7 +15,7 @@ from placewise.strategies.auto.walkers import Stand
 from placewise.strategies.layers.model_layers import find_layers, group_values, layer_bytes, layer_seconds
 from placewise.strategies.layers.pipeline_order import one_forward_one_backward
 from placewise.strategies.layers.placers import cut_stages
-from placewise.strategies.single_device import accelerators, cpus, run_seconds, settle
+from placewise.strategies.single_device import accelerators, cpus, move_to_allowed, run_seconds
 
 USED = 0.95  # the share of a GPU's memory that stages may fill; what lives shortly is not in the estimate
 
@@ -44,8 +44,8 @@ def offloads(model: Simulator) -> list[Stand]:
         order = np.arange(problem.num_ops)
         if number:
             order = one_forward_one_backward(problem, used[problem.op_groups], int(used.max()) + 1)
-        staged = settle(problem, gpus[stages][None])[0]
-        away = settle(problem, np.where(update, spare[0], staged)[None])[0]
+        staged = move_to_allowed(problem, gpus[stages][None])[0]
+        away = move_to_allowed(problem, np.where(update, spare[0], staged)[None])[0]
         found.append(_bring_home(model, staged, away, order))
     return found
 
@@ -78,7 +78,7 @@ def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) ->
     smallest = np.argsort(held, kind="stable")
     best = Stand.of(model, placement, order)
     for _ in range(PASSES):
-        peaks = model.measure(best.placement[None], order[None]).peak_bytes[0]
+        peaks = model.simulate(best.placement[None], order[None]).peak_bytes[0]
         room = (problem.cluster.memory_bytes - peaks).astype(np.float64)  # [devices]
         away: Bools = best.placement != staged
         moved = best.placement.copy()

@@ -17,8 +17,8 @@ from placewise.simulate.kernels import (
     new_memory_workspace,
     new_workspace,
     peak_bytes,
-    run,
-    run_from,
+    simulate_from,
+    simulate_order,
 )
 from placewise.strategies.auto.moves import (
     DELAY,
@@ -27,8 +27,8 @@ from placewise.strategies.auto.moves import (
     Picked,
     Randomness,
     Undone,
-    draw,
     draw_kind,
+    draw_move,
     draw_op,
     first_position,
     new_picked,
@@ -88,9 +88,9 @@ class Pace(NamedTuple):
     price: float  # seconds that a byte over a device's memory counts as, where memory is checked
 
 
-def new_walker(tables: FlatProblem, num_groups: int) -> Walker:
+def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
     """Returns a walker that stands nowhere yet."""
-    num_ops, places = len(tables.op_groups), len(tables.copy_bytes) * tables.num_devices
+    num_ops, places = len(flat.op_groups), len(flat.copy_bytes) * flat.num_devices
     trail = Trail(
         ends=np.zeros(num_ops),
         launch_at=np.full(places, UNLAUNCHED, np.int32),
@@ -100,29 +100,29 @@ def new_walker(tables: FlatProblem, num_groups: int) -> Walker:
         restored=np.zeros(1, np.int64),
         latest=np.zeros(num_ops),
         copy_latest=np.zeros(places),
-        next_free=np.zeros(tables.num_devices + tables.num_channels),
+        next_free=np.zeros(flat.num_devices + flat.num_channels),
     )
     return Walker(
         order=np.zeros(num_ops, np.int32),
         positions=np.zeros(num_ops, np.int32),
-        work=new_workspace(tables, num_groups),
-        snapshots=_new_snapshots(tables),
-        trial=_new_snapshots(tables),
+        work=new_workspace(flat, num_groups),
+        snapshots=_new_snapshots(flat),
+        trial=_new_snapshots(flat),
         trail=trail,
         picked=new_picked(num_groups),
         undone=new_undone(num_ops),
         random=np.zeros(1, np.uint64),
-        whole=new_workspace(tables, num_groups),
-        memory=new_memory_workspace(tables),
-        peak=np.zeros(tables.num_devices, np.int64),
+        whole=new_workspace(flat, num_groups),
+        memory=new_memory_workspace(flat),
+        peak=np.zeros(flat.num_devices, np.int64),
         best=np.zeros(num_groups, np.int16),
         best_order=np.zeros(num_ops, np.int32),
     )
 
 
-def _new_snapshots(tables: FlatProblem) -> Snapshots:
-    count = len(tables.op_groups) // STRIDE + 1
-    return Snapshots(STRIDE, np.zeros(count), np.zeros((count, tables.num_devices)), np.zeros((count, tables.num_channels)))
+def _new_snapshots(flat: FlatProblem) -> Snapshots:
+    count = len(flat.op_groups) // STRIDE + 1
+    return Snapshots(STRIDE, np.zeros(count), np.zeros((count, flat.num_devices)), np.zeros((count, flat.num_channels)))
 
 
 SMALL = 64  # groups of a move whose trial may end early by the latest ends, which larger moves would change too much
@@ -133,7 +133,7 @@ STALE = 16  # moves that are taken before the latest ends are found anew
 
 
 @kernel
-def walk(tables: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
+def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
     """Walks from the placement in `work.devices` and the order in `order`; returns the best's seconds and overflow bytes.
 
     The best, which are then in `best` and `best_order`, overflow least and then take the least time. `early` [ops] is minus
@@ -141,14 +141,14 @@ def walk(tables: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace:
     """
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, devices = len(order), walker.work.devices
-    current = _stand(tables, walker)
-    overflow = _overflow(tables, walker) if pace.checks_memory else 0
+    current = _stand(flat, walker)
+    overflow = _overflow(flat, walker) if pace.checks_memory else 0
     best_seconds, best_overflow, stale = current, overflow, 0
     _keep(walker)
     for i in range(pace.trials):
         temperature = pace.hot * (pace.cold / pace.hot) ** (i / pace.trials)
         kind = draw_kind(pace.weights, walker.random)
-        size, first, last = _move(moves, tables.op_groups, walker, pace, kind, pace.first + i + 1)
+        size, first, last = _move(moves, flat.op_groups, walker, pace, kind, pace.first + i + 1)
         if first == num_ops:
             continue
         limit = current + pace.price * overflow - temperature * np.log(unit(walker.random))
@@ -156,19 +156,19 @@ def walk(tables: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace:
         is_small = (size if size else last - first) <= SMALL
         if is_small:
             _excuse(moves, walker, size, first, last, FAR)
-            seconds, num_copies = _try(tables, walker, start, Cutoff(trail.latest, limit - current))
+            seconds, num_copies = _try(flat, walker, start, Cutoff(trail.latest, limit - current))
             _excuse(moves, walker, size, first, last, -FAR)
         else:
-            seconds, num_copies = _try(tables, walker, start, Cutoff(early, limit))
+            seconds, num_copies = _try(flat, walker, start, Cutoff(early, limit))
         is_taken, new_overflow = seconds <= limit, 0
         if is_taken and pace.checks_memory:
-            new_overflow = _overflow(tables, walker)
+            new_overflow = _overflow(flat, walker)
             is_taken = seconds + pace.price * new_overflow <= limit
         if is_taken:
             _adopt(walker, start, num_copies)
             stale += 1
             if stale == STALE or seconds < current:
-                _find_latest(tables, order, devices, seconds, trail)
+                _find_latest(flat, order, devices, seconds, trail)
                 stale = 0
             current, overflow = seconds, new_overflow
             if overflow < best_overflow or (overflow == best_overflow and current < best_seconds):
@@ -186,7 +186,7 @@ def walk(tables: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace:
 
 
 @kernel
-def _stand(tables: FlatProblem, walker: Walker) -> float:
+def _stand(flat: FlatProblem, walker: Walker) -> float:
     """Makes the placement and order of the walker those that it is at; returns their seconds."""
     work, trail, order = walker.work, walker.trail, walker.order
     for position in range(len(order)):
@@ -196,9 +196,9 @@ def _stand(tables: FlatProblem, walker: Walker) -> float:
     trail.num_launched[0] = 0
     work.free[:] = 0.0
     work.busy[:] = 0.0
-    seconds, num_copies = run_from(tables, order, 0, 0.0, work, None, walker.trial, None)
+    seconds, num_copies = simulate_from(flat, order, 0, 0.0, work, None, walker.trial, None)
     _adopt(walker, 0, num_copies)
-    _find_latest(tables, order, work.devices, seconds, trail)
+    _find_latest(flat, order, work.devices, seconds, trail)
     return seconds
 
 
@@ -226,7 +226,7 @@ def _move(moves: Moves, op_groups: Small, walker: Walker, pace: Pace, kind: int,
         first, last = (max(at - length, 0), at) if kind == HASTEN else (at, min(at + length, num_ops - 1))
         is_new = reorder(moves, order, positions, first, last, kind == HASTEN, walker.undone, number)
         return 0, first if is_new else num_ops, last
-    size = draw(moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number)
+    size = draw_move(moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number)
     first = num_ops - 1 if size else num_ops  # a group that no op needs still takes memory
     for entry in range(size):
         first = min(first, first_position(moves, positions, picked.groups[entry]))
@@ -255,7 +255,7 @@ def _excuse(moves: Moves, walker: Walker, size: int, first: int, last: int, seco
 
 
 @kernel
-def _try(tables: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple[float, int]:
+def _try(flat: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple[float, int]:
     """Returns what a pass from a position makes, and the number of copies that it launches."""
     order, work, trail, snapshots = walker.order, walker.work, walker.trail, walker.snapshots
     number = start // STRIDE
@@ -264,7 +264,7 @@ def _try(tables: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tup
     trail.restored[0] = start
     work.free[:] = snapshots.free[number]
     work.busy[:] = snapshots.busy[number]
-    return run_from(tables, order, start, snapshots.host[number], work, None, walker.trial, cutoff)
+    return simulate_from(flat, order, start, snapshots.host[number], work, None, walker.trial, cutoff)
 
 
 @borrowing
@@ -298,13 +298,13 @@ def _adopt(walker: Walker, start: int, num_copies: int) -> None:
 
 
 @borrowing
-def _find_latest(tables: FlatProblem, order: Small, devices: Any, seconds: float, trail: Trail) -> None:
+def _find_latest(flat: FlatProblem, order: Small, devices: Any, seconds: float, trail: Trail) -> None:
     """Writes when each op must have ended so that the step takes no longer, all queues as they are."""
-    num_devices, op_groups, op_seconds, channels = tables.num_devices, tables.op_groups, tables.op_seconds, tables.channels
-    read_ends, read_groups, read_copies = tables.read_ends, tables.read_groups, tables.read_copies
-    copy_bytes, copy_makers = tables.copy_bytes, tables.copy_makers
-    after_ends, after_ops = tables.after_ends, tables.after_ops
-    latency, bandwidth = tables.latency_seconds, tables.bytes_per_second
+    num_devices, op_groups, op_seconds, channels = flat.num_devices, flat.op_groups, flat.op_seconds, flat.channels
+    read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
+    copy_bytes, copy_makers = flat.copy_bytes, flat.copy_makers
+    after_ends, after_ops = flat.after_ends, flat.after_ops
+    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
     latest, copy_latest, next_free, launch_at = trail.latest, trail.copy_latest, trail.next_free, trail.launch_at
     latest[:] = seconds
     next_free[:] = seconds
@@ -336,14 +336,14 @@ def _find_latest(tables: FlatProblem, order: Small, devices: Any, seconds: float
 
 
 @kernel
-def _overflow(tables: FlatProblem, walker: Walker) -> int:
+def _overflow(flat: FlatProblem, walker: Walker) -> int:
     """Returns the bytes over the devices' memories, added up, by a whole pass."""
     work, peak = walker.whole, walker.peak
     work.devices[:] = walker.work.devices
-    _, num_copies = run(tables, walker.order, work, walker.memory)
-    peak_bytes(tables, work, walker.memory, num_copies, peak, None)
+    _, num_copies = simulate_order(flat, walker.order, work, walker.memory)
+    peak_bytes(flat, work, walker.memory, num_copies, peak, None)
     forget_copies(work, num_copies)
     overflow = 0
-    for device in range(tables.num_devices):
-        overflow += max(peak[device] - tables.memory_bytes[device], 0)
+    for device in range(flat.num_devices):
+        overflow += max(peak[device] - flat.memory_bytes[device], 0)
     return overflow

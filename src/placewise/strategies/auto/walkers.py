@@ -36,7 +36,7 @@ class Stand(NamedTuple):
     def of(cls, model: Simulator, placement: Ints, order: Ints | Small | None = None) -> "Stand":
         """Returns the stand of a placement in an order, or in the one that counts for it."""
         given = None if order is None else np.asarray(order, np.int64)[None]
-        measured = model.measure(placement[None], given, keep_orders=True)
+        measured = model.simulate(placement[None], given, keep_orders=True)
         assert measured.orders is not None
         evaluation = model.evaluation(measured.step_seconds, measured.peak_bytes)
         fullness = (measured.peak_bytes[0] / np.maximum(model.problem.cluster.memory_bytes, 1)).max()
@@ -72,9 +72,9 @@ class Crew:
         self.model = model
         self.trials = 0  # that each walker has made
         self._memory_bytes = float(problem.cluster.memory_bytes.sum())
-        self._moves = build_moves(problem, partitions(problem))
+        self._moves = build_moves(problem, move_partitions(problem))
         self._early = -tails(problem)
-        self._walkers = [new_walker(model.tables, problem.num_groups) for _ in seeds]
+        self._walkers = [new_walker(model.flat, problem.num_groups) for _ in seeds]
         for walker, seed in zip(self._walkers, seeds, strict=True):
             walker.random[0] = seed
 
@@ -102,13 +102,13 @@ class Crew:
         walker = self._walkers[chain]
         walker.work.devices[:] = stand.placement
         walker.order[:] = stand.order
-        walk(self.model.tables, self._moves, self._early, walker, pace)
+        walk(self.model.flat, self._moves, self._early, walker, pace)
         placement = walker.best.astype(np.int64)
         own, renewed = Stand.of(self.model, placement, walker.best_order), Stand.of(self.model, placement)
         return best_of([own, renewed])
 
 
-def partitions(problem: Problem) -> list[Ints]:
+def move_partitions(problem: Problem) -> list[Ints]:
     """Returns what moves together: for each partition the block of each group [groups]."""
     phases = np.zeros(problem.num_groups, np.int64)
     phases[problem.op_groups[::-1]] = problem.graph.ops.phases[::-1]  # of each group's first op

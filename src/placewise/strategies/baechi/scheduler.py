@@ -17,7 +17,7 @@ NOBODY = -1
 class Case(NamedTuple):
     """What is to be scheduled, and where it may run."""
 
-    tables: FlatProblem
+    flat: FlatProblem
     waits: Dependencies
     allowed: Bools  # [groups, devices]
     favourites: Ints  # [ops], the child for which a device waits after an op, or -1
@@ -45,24 +45,24 @@ class State(NamedTuple):
 @kernel
 def new_state(case: Case) -> State:
     """Returns the state before the first op."""
-    tables, waits = case.tables, case.waits
-    num_ops, num_devices = len(tables.op_groups), tables.num_devices
-    uses = np.zeros(len(tables.storage_bytes), np.int64)
-    for storage in tables.touch_storages:
+    flat, waits = case.flat, case.waits
+    num_ops, num_devices = len(flat.op_groups), flat.num_devices
+    uses = np.zeros(len(flat.storage_bytes), np.int64)
+    for storage in flat.touch_storages:
         uses[storage] += 1
-    for storage in tables.read_storages:
+    for storage in flat.read_storages:
         if storage >= 0:
             uses[storage] += 1
     return State(
-        np.full(len(tables.resident_bytes), -1, np.int64),
+        np.full(len(flat.resident_bytes), -1, np.int64),
         np.zeros(num_ops, np.int64),
         np.full(num_ops, NEVER),
         np.zeros(num_ops),
         waits.pending.astype(np.int64),
         np.full(len(waits.value_bytes) * num_devices, NEVER),
         np.zeros(num_devices),
-        np.zeros(tables.num_channels),
-        np.zeros(tables.num_channels),
+        np.zeros(flat.num_channels),
+        np.zeros(flat.num_channels),
         np.zeros(num_devices, np.int64),
         uses,
         np.full(num_devices, NOBODY, np.int64),
@@ -70,12 +70,12 @@ def new_state(case: Case) -> State:
 
 
 @inner
-def inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, keep: bool) -> float:
+def _inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, keep: bool) -> float:
     """Returns when all inputs of an op are on a device; `busy` [channels] is written, and if `keep` also the arrivals.
 
     A resident tensor whose home has no device yet is there at once.
     """
-    tables, waits = case.tables, case.waits
+    flat, waits = case.flat, case.waits
     ready: float = state.released[n]
     for entry in range(waits.input_ends[n], waits.input_ends[n + 1]):
         value, maker = waits.input_values[entry], waits.input_makers[entry]
@@ -84,15 +84,15 @@ def inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, ke
         if there < 0 or there == device:
             ready = max(ready, made)
             continue
-        arrival = state.arrivals[value * tables.num_devices + device]
+        arrival = state.arrivals[value * flat.num_devices + device]
         if arrival < 0.0:
-            link = there * tables.num_devices + device
-            channel = tables.channels[link]
-            seconds = tables.latency_seconds[link] + waits.value_bytes[value] / tables.bytes_per_second[link]
+            link = there * flat.num_devices + device
+            channel = flat.channels[link]
+            seconds = flat.latency_seconds[link] + waits.value_bytes[value] / flat.bytes_per_second[link]
             arrival = max(made, busy[channel]) + seconds
             busy[channel] = arrival
             if keep:
-                state.arrivals[value * tables.num_devices + device] = arrival
+                state.arrivals[value * flat.num_devices + device] = arrival
         ready = max(ready, arrival)
     return ready
 
@@ -103,13 +103,13 @@ def earliest_start(case: Case, state: State, n: int, device: int) -> float:
     for channel in range(len(state.busy)):
         state.trial[channel] = state.busy[channel]
     free: float = state.free[device]
-    return max(inputs_ready(case, state, n, device, state.trial, False), free)
+    return max(_inputs_ready(case, state, n, device, state.trial, False), free)
 
 
 @inner
 def is_here(case: Case, state: State, n: int, device: int) -> bool:
     """Returns whether an op is still to be scheduled, and not bound to another device."""
-    bound: int = state.devices[case.tables.op_groups[n]]
+    bound: int = state.devices[case.flat.op_groups[n]]
     waits: bool = state.ends[n] < 0.0
     return waits and (bound < 0 or bound == device)
 
@@ -117,25 +117,25 @@ def is_here(case: Case, state: State, n: int, device: int) -> bool:
 @inner
 def needed_bytes(case: Case, state: State, n: int, device: int) -> int:
     """Returns what an op takes on a device: what it makes, and the resident tensors that come there with it."""
-    tables, waits = case.tables, case.waits
-    group = tables.op_groups[n]
-    needed: int = tables.made_bytes[n] + (tables.resident_bytes[group] if state.devices[group] < 0 else 0)
+    flat, waits = case.flat, case.waits
+    group = flat.op_groups[n]
+    needed: int = flat.made_bytes[n] + (flat.resident_bytes[group] if state.devices[group] < 0 else 0)
     for entry in range(waits.input_ends[n], waits.input_ends[n + 1]):
         home = waits.value_groups[waits.input_values[entry]]
         counted = home == group or state.devices[home] >= 0 or not case.allowed[home, device]
         for before in range(waits.input_ends[n], entry):
             counted = counted or waits.value_groups[waits.input_values[before]] == home
         if not counted:
-            needed += tables.resident_bytes[home]
+            needed += flat.resident_bytes[home]
     return needed
 
 
 @inner
 def has_room(case: Case, state: State, n: int, device: int) -> bool:
     """Returns whether an op may run on a device; one that is bound to it must."""
-    if state.devices[case.tables.op_groups[n]] == device:
+    if state.devices[case.flat.op_groups[n]] == device:
         return True
-    room: int = case.tables.memory_bytes[device] - state.used[device]
+    room: int = case.flat.memory_bytes[device] - state.used[device]
     return needed_bytes(case, state, n, device) <= room
 
 
@@ -231,11 +231,11 @@ def awaited_op(case: Case, state: State, device: int) -> tuple[float, int]:
     child = case.favourites[state.last[device]] if state.last[device] >= 0 else NOBODY
     if child < 0 or state.pending[child] > 0 or not is_here(case, state, child, device):
         return np.inf, NOBODY
-    places = case.allowed[case.tables.op_groups[child]]
+    places = case.allowed[case.flat.op_groups[child]]
     if not places[device] or not has_room(case, state, child, device):
         return np.inf, NOBODY
     start = earliest_start(case, state, child, device)
-    for other in range(case.tables.num_devices):
+    for other in range(case.flat.num_devices):
         elsewhere = other != device and places[other] and is_here(case, state, child, other)
         if elsewhere and earliest_start(case, state, child, other) < start:
             return np.inf, NOBODY
@@ -254,8 +254,8 @@ def urgent_op(case: Case, state: State, queues: Queues, device: int, before: flo
         n = queues.later.ops[device, i] if i < num_later else queues.ready.ops[device, i - num_later]
         if not is_here(case, state, n, device) or not has_room(case, state, n, device):
             continue
-        group, time = case.tables.op_groups[n], state.free[device]
-        for other in range(case.tables.num_devices):
+        group, time = case.flat.op_groups[n], state.free[device]
+        for other in range(case.flat.num_devices):
             is_place = other == device or (state.devices[group] < 0 and case.allowed[group, other])
             if is_place and time <= best:  # a later one can't be chosen
                 time = max(time, earliest_start(case, state, n, other))
@@ -268,7 +268,7 @@ def urgent_op(case: Case, state: State, queues: Queues, device: int, before: flo
 def best_pair(case: Case, state: State, queues: Queues) -> tuple[float, int, int]:
     """Returns the start, the op and the device of what can start earliest, or (inf, -1, -1) if nothing fits."""
     best_start, best, best_device = np.inf, NOBODY, NOBODY
-    for device in range(case.tables.num_devices):
+    for device in range(case.flat.num_devices):
         start, n = awaited_op(case, state, device)
         if n < 0:
             start, n = next_op(case, state, queues, device)
@@ -284,15 +284,15 @@ def best_pair(case: Case, state: State, queues: Queues) -> tuple[float, int, int
 @inner
 def forced_pair(case: Case, state: State, queues: Queues) -> tuple[float, int, int]:
     """Returns the lowest blocked op, and the device with most memory left where it may run; ties go to the lowest."""
-    tables, n = case.tables, len(case.members)
-    for device in range(tables.num_devices):
+    flat, n = case.flat, len(case.members)
+    for device in range(flat.num_devices):
         for i in range(queues.num_blocked[device]):
             if is_here(case, state, queues.blocked[device, i], device):
                 n = min(n, queues.blocked[device, i])
     most, best = 0, NOBODY
-    for device in range(tables.num_devices):
-        room = tables.memory_bytes[device] - state.used[device]
-        if case.allowed[tables.op_groups[n], device] and (best < 0 or room > most):
+    for device in range(flat.num_devices):
+        room = flat.memory_bytes[device] - state.used[device]
+        if case.allowed[flat.op_groups[n], device] and (best < 0 or room > most):
             most, best = room, device
     return 0.0, n, best
 
@@ -300,8 +300,8 @@ def forced_pair(case: Case, state: State, queues: Queues) -> tuple[float, int, i
 @inner
 def queue_op(case: Case, state: State, queues: Queues, n: int) -> None:
     """Puts an op that waits for nothing more into the heaps of the devices where it can run."""
-    for device in range(case.tables.num_devices):
-        if case.allowed[case.tables.op_groups[n], device] and is_here(case, state, n, device):
+    for device in range(case.flat.num_devices):
+        if case.allowed[case.flat.op_groups[n], device] and is_here(case, state, n, device):
             push(queues.later, device, earliest_start(case, state, n, device), n)
 
 
@@ -310,7 +310,7 @@ def bind(case: Case, state: State, queues: Queues, group: int, device: int) -> N
     """Puts a group on a device with its resident tensors, if it has none; its ops are no longer blocked there."""
     if state.devices[group] < 0 and case.allowed[group, device]:
         state.devices[group] = device
-        state.used[device] += case.tables.resident_bytes[group]
+        state.used[device] += case.flat.resident_bytes[group]
         for member in range(case.member_ends[group], case.member_ends[group + 1]):
             n = case.members[member]
             if state.pending[n] == 0 and state.ends[n] < 0.0:
@@ -321,10 +321,10 @@ def bind(case: Case, state: State, queues: Queues, group: int, device: int) -> N
 def release(case: Case, state: State, queues: Queues, storage: int) -> None:
     """Counts a use of a storage; the last one gives its memory back, and ops that now fit are no longer blocked."""
     state.uses[storage] -= 1
-    if state.uses[storage] > 0 or case.tables.storage_bytes[storage] == 0:
+    if state.uses[storage] > 0 or case.flat.storage_bytes[storage] == 0:
         return
-    device = state.devices[case.tables.storage_groups[storage]]
-    state.used[device] -= case.tables.storage_bytes[storage]
+    device = state.devices[case.flat.storage_groups[storage]]
+    state.used[device] -= case.flat.storage_bytes[storage]
     blocked, kept = queues.blocked[device], 0
     for i in range(queues.num_blocked[device]):
         n = blocked[i]
@@ -340,20 +340,20 @@ def release(case: Case, state: State, queues: Queues, storage: int) -> None:
 @inner
 def run_op(case: Case, state: State, queues: Queues, n: int, device: int, not_before: float) -> None:
     """Schedules an op on a device with the copies that it needs; what is resident and has no device comes there too."""
-    tables, waits = case.tables, case.waits
-    bind(case, state, queues, tables.op_groups[n], device)
+    flat, waits = case.flat, case.waits
+    bind(case, state, queues, flat.op_groups[n], device)
     for entry in range(waits.input_ends[n], waits.input_ends[n + 1]):
         bind(case, state, queues, waits.value_groups[waits.input_values[entry]], device)
-    ready = inputs_ready(case, state, n, device, state.busy, True)
+    ready = _inputs_ready(case, state, n, device, state.busy, True)
     start = max(ready, state.free[device], not_before)
-    state.ends[n] = start + tables.op_seconds[n * tables.num_devices + device]
+    state.ends[n] = start + flat.op_seconds[n * flat.num_devices + device]
     state.free[device], state.last[device] = state.ends[n], n
-    state.used[device] += tables.made_bytes[n]
-    for touch in range(tables.touch_ends[n], tables.touch_ends[n + 1]):
-        release(case, state, queues, tables.touch_storages[touch])
-    for read in range(tables.read_ends[n], tables.read_ends[n + 1]):
-        if tables.read_storages[read] >= 0:
-            release(case, state, queues, tables.read_storages[read])
+    state.used[device] += flat.made_bytes[n]
+    for touch in range(flat.touch_ends[n], flat.touch_ends[n + 1]):
+        release(case, state, queues, flat.touch_storages[touch])
+    for read in range(flat.read_ends[n], flat.read_ends[n + 1]):
+        if flat.read_storages[read] >= 0:
+            release(case, state, queues, flat.read_storages[read])
 
 
 @inner
@@ -381,7 +381,7 @@ def schedule_earliest(case: Case) -> State:
 
     Ties go to the lowest op and then to the lowest device. Where nothing fits, `forced_pair` says what is next.
     """
-    num_ops, num_devices = len(case.members), case.tables.num_devices
+    num_ops, num_devices = len(case.members), case.flat.num_devices
     state = new_state(case)
     capacity = 2 * num_ops + 1  # an op is queued when it waits for nothing more, and when its group is bound
     queues = Queues(

@@ -107,14 +107,14 @@ class Facts:
         return {(m, n) for n in self.ops for m in behind[n]}
 
 
-class Copy(NamedTuple):
+class PossibleCopy(NamedTuple):
     """A tensor that may be copied to a device."""
 
     tensor: int
     target: int
 
 
-def add_memory(program: "Program") -> None:
+def add_memory(program: "ConstraintProgram") -> None:
     """Adds what memory allows, unless everything at once would fit every device."""
     problem, tensors = program.problem, program.problem.graph.tensors
     if not _matters(program):
@@ -130,20 +130,20 @@ def add_memory(program: "Program") -> None:
             _fit(program, [*resident, *((int(tensors.nbytes[t]), literal) for t, literal in made + copied)], memory)
 
 
-def _matters(program: "Program") -> bool:
+def _matters(program: "ConstraintProgram") -> bool:
     graph = program.problem.graph
     copied = sum(int(graph.tensors.nbytes[t]) for t in sorted({copy.tensor for copy in program.copies}))
     own = graph.storage == np.arange(len(graph.tensors))
     return bool(int(graph.tensors.nbytes[own].sum()) + copied > program.problem.cluster.memory_bytes.min())
 
 
-def _fit(program: "Program", taken: list[tuple[int, Literal]], memory: int) -> None:
+def _fit(program: "ConstraintProgram", taken: list[tuple[int, Literal]], memory: int) -> None:
     """Adds that the bytes of those that are there fit."""
     fixed = sum(size * literal for size, literal in taken if isinstance(literal, int))
     program.model.add(sum(size * literal for size, literal in taken if not isinstance(literal, int)) + fixed <= memory)
 
 
-def _resident(program: "Program", device: int) -> list[tuple[int, Literal]]:
+def _resident(program: "ConstraintProgram", device: int) -> list[tuple[int, Literal]]:
     """Returns the bytes that are on a device all the time; what nobody reads and has no home is on the first."""
     graph = program.problem.graph
     rows = []
@@ -153,14 +153,14 @@ def _resident(program: "Program", device: int) -> list[tuple[int, Literal]]:
     return rows
 
 
-def _storages(program: "Program") -> list[int]:
+def _storages(program: "ConstraintProgram") -> list[int]:
     """Returns the tensors that own memory which the step takes."""
     graph = program.problem.graph
     own = (graph.producer >= 0) & (graph.storage == np.arange(len(graph.tensors))) & (graph.tensors.nbytes > 0)
     return [int(t) for t in np.flatnonzero(own)]
 
 
-def _alive(program: "Program", root: int) -> list[Literal]:
+def _alive(program: "ConstraintProgram", root: int) -> list[Literal]:
     """Returns whether a storage is taken when each op is launched: made not later, and used then or later, or kept."""
     graph = program.problem.graph
     maker = int(graph.producer[root])
@@ -173,7 +173,7 @@ def _alive(program: "Program", root: int) -> list[Literal]:
     return literals
 
 
-def _uses(program: "Program", root: int) -> list[tuple[int, Literal]]:
+def _uses(program: "ConstraintProgram", root: int) -> list[tuple[int, Literal]]:
     """Returns the ops that use a storage, and when: a write, a read on its device, or the launch of a copy."""
     graph = program.problem.graph
     uses: list[tuple[int, Literal]] = []
@@ -188,7 +188,7 @@ def _uses(program: "Program", root: int) -> list[tuple[int, Literal]]:
     return uses
 
 
-def _is_copy_alive(program: "Program", copy: Copy, n: int) -> Literal:
+def _is_copy_alive(program: "ConstraintProgram", copy: PossibleCopy, n: int) -> Literal:
     """Returns whether a copy is taken when an op is launched: a reader not later, and a reader then or later."""
     readers = program.copies[copy]
     here = {r: program.on[program.group[r]][copy.target] for r in readers}
@@ -200,7 +200,7 @@ UNITS = 2**30  # that the longest step has
 
 
 @dataclass(eq=False)
-class Program(Facts):
+class ConstraintProgram(Facts):
     """The constraint program of a problem."""
 
     longest: float
@@ -307,19 +307,19 @@ class Program(Facts):
     # --- copies ---
 
     @cached_property
-    def copies(self) -> dict[Copy, list[int]]:
+    def copies(self) -> dict[PossibleCopy, list[int]]:
         """The copies that there may be, with the ops that would read them: those of other groups than the tensor's."""
-        readers: dict[Copy, list[int]] = defaultdict(list)
+        readers: dict[PossibleCopy, list[int]] = defaultdict(list)
         reading, read = unique_reads(self.problem.graph.ops.reads)
         for n, t in zip(reading.tolist(), read.tolist(), strict=True):
             if self.group[n] != self.home[t]:
                 for d in range(self.problem.num_devices):
                     if self.problem.allowed[self.group[n], d]:
-                        readers[Copy(t, d)].append(n)
+                        readers[PossibleCopy(t, d)].append(n)
         return dict(readers)
 
     @cached_property
-    def is_made(self) -> dict[Copy, Literal]:
+    def is_made(self) -> dict[PossibleCopy, Literal]:
         """Whether each copy is made: a reader is there, and the tensor is not."""
         made = {}
         for copy, readers in self.copies.items():
@@ -334,7 +334,7 @@ class Program(Facts):
         return made
 
     @cached_property
-    def asked_for(self) -> dict[Copy, Any]:
+    def asked_for(self) -> dict[PossibleCopy, Any]:
         """When each copy is launched: at its first reader on the device, and there in the order in which that one reads."""
         reads = self.problem.graph.ops.reads.lists()
         width = 1 + max((len(row) for row in reads), default=0)
@@ -358,12 +358,12 @@ class Program(Facts):
         return keys
 
     @cached_property
-    def first(self) -> dict[tuple[int, Copy], Literal]:
+    def first(self) -> dict[tuple[int, PossibleCopy], Literal]:
         """Whether an op is the first reader of a copy, for which it is launched; `asked_for` fills it."""
         return {}
 
     @cached_property
-    def earlier(self) -> dict[tuple[Copy, Copy], Literal]:
+    def earlier(self) -> dict[tuple[PossibleCopy, PossibleCopy], Literal]:
         """Whether one copy is launched before another, where both are made."""
         known = {}
         for a, b in combinations(self.copies, 2):
@@ -377,14 +377,14 @@ class Program(Facts):
         return known
 
     @cached_property
-    def copy_start(self) -> dict[Copy, Any]:
+    def copy_start(self) -> dict[PossibleCopy, Any]:
         """When each copy starts, in units."""
         return {copy: self.model.new_int_var(0, UNITS, f"copying {copy.tensor} {copy.target}") for copy in self.copies}
 
     def _add_copies(self) -> None:
         """A copy follows its tensor's making; a channel moves copies one at a time in launch order; readers wait."""
         cluster, producer = self.problem.cluster, self.problem.graph.producer
-        by_channel: dict[int, list[tuple[Copy, list[Literal], int]]] = defaultdict(list)
+        by_channel: dict[int, list[tuple[PossibleCopy, list[Literal], int]]] = defaultdict(list)
         for copy, readers in self.copies.items():
             made, start = self.is_made[copy], self.copy_start[copy]
             self.asked_for[copy]
@@ -407,7 +407,7 @@ class Program(Facts):
                     self.logic.imply([*ones, *others, is_first], other_begin >= begin + one_units)
                     self.logic.imply([*ones, *others, is_first.negated()], begin >= other_begin + other_units)
 
-    def _may_share(self, a: Copy, b: Copy) -> bool:
+    def _may_share(self, a: PossibleCopy, b: PossibleCopy) -> bool:
         """Returns whether two copies may be on one channel, or their order counts for the host."""
         if self.problem.cluster.dispatch_seconds > 0.0:
             return True
@@ -436,7 +436,7 @@ class Program(Facts):
     def _add_launch(self, start: Any, count: Any, dispatch: float, when: list[Literal]) -> None:
         self.model.add(start >= self._units(dispatch) * count).only_enforce_if(when)
 
-    def _has_reader_by(self, copy: Copy, n: int) -> Literal:
+    def _has_reader_by(self, copy: PossibleCopy, n: int) -> Literal:
         """Returns whether a reader of a copy is launched not later than an op."""
         key = (copy, n)
         if key not in self._reader_by:
@@ -448,10 +448,10 @@ class Program(Facts):
         return self._reader_by[key]
 
     @cached_property
-    def _reader_by(self) -> dict[tuple[Copy, int], Literal]:
+    def _reader_by(self) -> dict[tuple[PossibleCopy, int], Literal]:
         return {}
 
-    def is_launched_by(self, copy: Copy, n: int) -> Literal:
+    def is_launched_by(self, copy: PossibleCopy, n: int) -> Literal:
         """Returns whether a copy is launched not later than an op."""
         return self.logic.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
 

@@ -10,7 +10,7 @@ from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import unique_reads
-from placewise.strategies.exact.constraint_program import Program, import_solver
+from placewise.strategies.exact.constraint_program import ConstraintProgram, import_solver
 from placewise.strategies.sampling import single_placements
 
 ROUNDING = 1e-6  # relative: what rounding times down to the solver's units may hide
@@ -47,7 +47,7 @@ class Exact:
         if best.is_proved:
             yield best.again("optimal")
             return
-        program, seed = Program(problem, longest_seconds(problem)), int(rng.integers(2**31))
+        program, seed = ConstraintProgram(problem, longest_seconds(problem)), int(rng.integers(2**31))
         spent, effort, status = 0.0, self.first_effort, "unknown"
         while spent < self.effort and status in ("unknown", "feasible"):
             answer = solve(program, min(effort, self.effort - spent), seed, best.hint)
@@ -121,7 +121,7 @@ def longest_seconds(problem: Problem) -> float:
     return float(ops.sum() + problem.num_ops * cluster.dispatch_seconds + copies)
 
 
-def solve(program: Program, effort: float, seed: int, hint: tuple[Ints, Ints] | None) -> Answer:
+def solve(program: ConstraintProgram, effort: float, seed: int, hint: tuple[Ints, Ints] | None) -> Answer:
     """Returns what the solver finds with an amount of its own, repeatable measure of time (about seconds)."""
     cp_model = import_solver()
     solver = cp_model.CpSolver()

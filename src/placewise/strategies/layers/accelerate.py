@@ -116,7 +116,7 @@ def balanced_limits(modules: Modules, memory_bytes: Sequence[int]) -> list[int]:
     return limits
 
 
-def device_map(modules: Modules, limits: Sequence[int]) -> dict[str, int]:
+def infer_device_map(modules: Modules, limits: Sequence[int]) -> dict[str, int]:
     """Returns the GPU of each module or parameter, or the number of GPUs for what is left over, on the CPU or the disk.
 
     Modules fill one GPU after the other in their order, each whole if it fits, else its parts. The first GPU keeps room for

@@ -12,7 +12,7 @@ from placewise.core.problem import Problem
 from placewise.strategies.layers import accelerate
 from placewise.strategies.layers.model_layers import Layers, find_layers, layer_bytes, layer_seconds
 from placewise.strategies.layers.pipeline_order import one_forward_one_backward
-from placewise.strategies.single_device import accelerators, cpus, fastest, run_seconds, settle
+from placewise.strategies.single_device import accelerators, cpus, fastest, move_to_allowed, run_seconds
 
 # The experts of the papers (ColocRL, HDP, Spotlight, Post), by model of the zoo:
 ONE_GPU = ("inception-v3", "resnet", "cifar-cnn")  # a CNN is on one GPU
@@ -43,9 +43,9 @@ class Expert:
         places = lstm_places(layers.names, len(gpus)) if model in LAYER_PER_GPU else None
         if model in ONE_GPU:
             wanted = np.full(problem.num_groups, fastest(problem, gpus))
-            yield Proposal(settle(problem, wanted[None]), notes={"rule": "one-gpu"})
+            yield Proposal(move_to_allowed(problem, wanted[None]), notes={"rule": "one-gpu"})
         elif places is not None:
-            yield Proposal(settle(problem, gpus[places][layers.of_group][None]), notes={"rule": "layer-per-gpu"})
+            yield Proposal(move_to_allowed(problem, gpus[places][layers.of_group][None]), notes={"rule": "layer-per-gpu"})
         else:
             yield from Pipeline().search(problem, rng)
 
@@ -74,7 +74,7 @@ class Balanced:
         modules = accelerate.modules_of(graph, self.no_split)
         memory = problem.cluster.memory_bytes.tolist()
         limits = accelerate.balanced_limits(modules, [memory[gpu] for gpu in gpus])
-        places = accelerate.device_map(modules, limits)
+        places = accelerate.infer_device_map(modules, limits)
         devices = [*gpus, *spare]
 
         def device_of(path: str) -> int:
@@ -88,7 +88,7 @@ class Balanced:
         is_parameter = (graph.tensors.kinds == TENSOR_KINDS.index("parameter")) & (graph.tensors.home >= 0)
         for t in np.flatnonzero(is_parameter)[::-1].tolist():  # the first parameter of a group is written last
             wanted[problem.merged[graph.tensors.home[t]]] = device_of(graph.tensors.names[t])
-        yield Proposal(settle(problem, wanted[None]))
+        yield Proposal(move_to_allowed(problem, wanted[None]))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Pipeline:
         gpus, layers = accelerators(problem), find_layers(problem)
         gpus = gpus[: self.stages or None]
         stages = _stages(problem, layers, gpus)[layers.of_group]  # [groups]
-        placements = settle(problem, gpus[stages][None])
+        placements = move_to_allowed(problem, gpus[stages][None])
         yield Proposal(placements)
         if (problem.graph.ops.micro_batches > 0).any():
             _, used = np.unique(stages, return_inverse=True)  # empty stages do not count
@@ -138,7 +138,7 @@ class Towers:
         count = len(np.unique(micro_batches[micro_batches >= 0]))
         if not count:
             wanted[:] = fastest(problem, gpus)
-        yield Proposal(settle(problem, wanted[None]), notes={"micro_batches": count})
+        yield Proposal(move_to_allowed(problem, wanted[None]), notes={"micro_batches": count})
 
 
 def lstm_places(names: tuple[str, ...], num_gpus: int) -> Ints | None:

@@ -17,7 +17,7 @@ from placewise.strategies.learned import features as features
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Policy, Seq2Seq
-from placewise.strategies.learned.training import check
+from placewise.strategies.learned.training import check_fields
 from placewise.strategies.warm_start import begin, check_start
 
 
@@ -41,11 +41,11 @@ class ColocRL:
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        check(self, "samples controllers max_blocks units start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check(self, "learning_rate max_norm", lambda v: v > 0, "must be above 0")
-        check(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
-        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
-        check(self, "exploration valid_only_after", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "samples controllers max_blocks units start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "learning_rate max_norm", lambda v: v > 0, "must be above 0")
+        check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+        check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "exploration valid_only_after", lambda v: v >= 0, "must be at least 0")
         check_grouping(self.grouping)
         check_start(self.start)
 
@@ -93,8 +93,10 @@ class Controllers:
         self.generator = training.seeded(rng)
         shares, others = read_blocks(problem, blocks)
         width, num_kinds = KIND_WIDTH + others.shape[1], shares.shape[1]
-        network = training.build(lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator)
-        embedding = training.build(lambda: KindEmbedding(num_kinds), self.generator)
+        network = training.build_network(
+            lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator
+        )
+        embedding = training.build_network(lambda: KindEmbedding(num_kinds), self.generator)
         inputs = training.tensor(np.concatenate([shares, others], axis=1))
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
         self.policy = Policy(network, inputs, prior, embedding)
@@ -122,7 +124,7 @@ class Controllers:
             loss = training.reinforce_loss(training.chosen(logs, self.placements[rows]).mean(dim=1), gains[rows])
             found.append(training.gradients(loss, self.policy, "colocrl", self.updates + len(found) + 1))
             losses.append(loss.item())
-            entropies.append(training.entropy(logs.detach()).item())
+            entropies.append(training.mean_entropy(logs.detach()).item())
         for number, gradients in enumerate(found):
             if not gains[number * self.settings.samples :][: self.settings.samples].any():
                 continue  # momentum alone would move the policy

@@ -16,8 +16,8 @@ from placewise.strategies.learned import features as features
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Prior, Seq2Seq
-from placewise.strategies.learned.training import check
-from placewise.strategies.single_device import settle
+from placewise.strategies.learned.training import check_fields
+from placewise.strategies.single_device import move_to_allowed
 from placewise.strategies.warm_start import begin, check_start
 
 
@@ -93,11 +93,11 @@ class Hdp:
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        check(self, "placements groups hidden units start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check(self, "ceiling temperature learning_rate max_norm", lambda v: v > 0, "must be above 0")
-        check(self, "noise early_updates exploration", lambda v: v >= 0, "must be at least 0")
-        check(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
-        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "placements groups hidden units start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "ceiling temperature learning_rate max_norm", lambda v: v > 0, "must be above 0")
+        check_fields(self, "noise early_updates exploration", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+        check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -138,10 +138,10 @@ class Hierarchy:
         self.num_groups = problem.num_groups if settings.grouping == "none" else min(settings.groups, problem.num_groups)
         embedded, num_kinds = self.units.embedded(), self.units.kinds.shape[1]
         self.inputs = training.tensor(embedded)
-        self.grouper = training.build(
+        self.grouper = training.build_network(
             lambda: Grouper(num_kinds, embedded.shape[1], settings.hidden, self.num_groups), self.generator
         )
-        self.placer = training.build(
+        self.placer = training.build_network(
             lambda: Seq2Seq(
                 num_kinds + 1 + self.num_groups,
                 problem.num_devices,
@@ -175,7 +175,7 @@ class Hierarchy:
             memory = self.placer.read(self._placer_inputs())
         waits = training.waits((self.settings.placements, *prior.bias.shape), self.generator)
         self.placements = self.placer.sample(memory, prior, waits)
-        return settle(self.problem, training.numbers(self.placements)[:, self.groups])
+        return move_to_allowed(self.problem, training.numbers(self.placements)[:, self.groups])
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
         """Moves both networks; returns what there is to note."""
@@ -196,7 +196,7 @@ class Hierarchy:
         if gains.any():  # else momentum alone would move them
             training.descend(self.optimizer, self.learning, gradients, self.settings.max_norm)
         self.baseline = moving_average(baseline, signals[teaches], self.settings.baseline_decay)
-        entropy = training.entropy(logs.detach()[:, used]).item()
+        entropy = training.mean_entropy(logs.detach()[:, used]).item()
         return training.notes_of(evaluation, self.updates, loss=loss.item(), entropy=entropy, baseline=self.baseline)
 
     def _placer_inputs(self) -> Tensor:

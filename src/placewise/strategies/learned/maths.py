@@ -30,7 +30,7 @@ def initial_probabilities(allowed: Bools, placement: Ints | None = None, confide
     return np.where(known, np.where(counts > 1, confidence, 1.0), np.where(allowed, (1 - confidence) / others, 0.0))
 
 
-def draw(probabilities: Floats, batch: int, rng: np.random.Generator) -> Ints:
+def draw_placements(probabilities: Floats, batch: int, rng: np.random.Generator) -> Ints:
     """Returns placements that are drawn from a distribution: [batch, blocks]; never a device of probability 0."""
     reach = probabilities.cumsum(axis=1)  # [blocks, devices]
     points = rng.random((batch, len(reach))) * reach[:, -1]

@@ -83,7 +83,7 @@ class _Table(ABC):
         notes: dict[str, Any] = {}  # of the last update
         updates = 0
         while not self._is_settled(probabilities, samples.count, blocks.allowed):
-            placements = maths.draw(probabilities, self.batch, rng)
+            placements = maths.draw_placements(probabilities, self.batch, rng)
             evaluation = yield Proposal(blocks.expand(placements), notes=notes)
             seconds = maths.times(evaluation, self.failing_seconds)
             maths.check_finite(seconds, self.name, updates + 1)
@@ -94,7 +94,7 @@ class _Table(ABC):
                 probabilities = update.probabilities
                 maths.check_finite(probabilities, self.name, updates)
                 notes = {"update": updates, "loss": update.loss, **_notes(probabilities, samples, seconds)}
-        yield Proposal(blocks.expand(maths.draw(probabilities, 1, rng)), notes=notes)
+        yield Proposal(blocks.expand(maths.draw_placements(probabilities, 1, rng)), notes=notes)
 
     @property
     def _kept(self) -> int:

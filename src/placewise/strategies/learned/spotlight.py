@@ -17,7 +17,7 @@ from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
 from placewise.strategies.learned.networks import Policy, Seq2Seq
-from placewise.strategies.learned.training import check
+from placewise.strategies.learned.training import check_fields
 from placewise.strategies.warm_start import begin, check_start
 
 
@@ -40,10 +40,10 @@ class Spotlight:
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        check(self, "batch units layers ascent_steps start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check(self, "learning_rate reward_scale", lambda v: v > 0, "must be above 0")
-        check(self, "kl_weight exploration", lambda v: v >= 0, "must be at least 0")
-        check(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "batch units layers ascent_steps start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "learning_rate reward_scale", lambda v: v > 0, "must be above 0")
+        check_fields(self, "kl_weight exploration", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_grouping(self.grouping)
         check_start(self.start)
 
@@ -92,7 +92,7 @@ def ascend(
         objective = proximal_objective(new, old, trials, settings.kl_weight)
         training.descend(optimizer, policy, training.gradients(-objective, policy, "spotlight", update))
     assert old is not None
-    return objective.item(), training.entropy(old).item()
+    return objective.item(), training.mean_entropy(old).item()
 
 
 class Stages:
@@ -102,7 +102,7 @@ class Stages:
         self.settings, self.blocks = settings, blocks
         self.generator = training.seeded(rng)
         num_blocks, num_devices = initial.shape
-        network = training.build(
+        network = training.build_network(
             lambda: Seq2Seq(num_blocks, num_devices, units=settings.units, layers=settings.layers), self.generator
         )
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)

@@ -60,7 +60,7 @@ def seeded(rng: np.random.Generator) -> torch.Generator:
     return torch.Generator().manual_seed(int(rng.integers(2**63)))
 
 
-def build(make: Callable[[], Network], generator: torch.Generator) -> Network:
+def build_network(make: Callable[[], Network], generator: torch.Generator) -> Network:
     """Returns a new network: weights even within 1 / sqrt(inputs), biases 0, layers named "output" nearly 0."""
     with torch.device("meta"):  # nothing is drawn from torch's global generator
         network = make()
@@ -91,7 +91,7 @@ def notes_of(evaluation: Evaluation, update: int, **others: float) -> dict[str, 
     return {"update": update, "average_seconds": float(cost.mean()), "best_seconds": float(cost.min()), **others}
 
 
-def check(strategy: Any, names: str, rule: Callable[[Any], bool], words: str) -> None:
+def check_fields(strategy: Any, names: str, rule: Callable[[Any], bool], words: str) -> None:
     """Raises ValueError where a field of these names breaks a rule, which the words name: "must be at least 1"."""
     for name in names.split():
         if not rule(getattr(strategy, name)):
@@ -118,7 +118,7 @@ def chosen(log_probabilities: Tensor, placements: Tensor) -> Tensor:
     return log_probabilities.gather(-1, placements[..., None])[..., 0]
 
 
-def entropy(log_probabilities: Tensor) -> Tensor:
+def mean_entropy(log_probabilities: Tensor) -> Tensor:
     """Returns the mean entropy of a decision in nats: a scalar from [..., devices]."""
     return -(log_probabilities.exp() * log_probabilities).sum(dim=-1).mean()
 

@@ -34,7 +34,7 @@ def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> F
 
 
 @inner
-def inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: int) -> float:
+def _inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: int) -> float:
     """Returns when all inputs of an op are on a device, every copy at once on a way of its own (EST without the device)."""
     ready = 0.0
     for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
@@ -110,7 +110,7 @@ def schedule_by_insertion(tasks: Tasks, sequence: Ints, wanted: Ints) -> tuple[I
         for device in range(num_devices):
             if device == fixed or (fixed < 0 and tasks.allowed[group, device]):
                 seconds = tasks.op_seconds[n, device]
-                ready = inputs_ready(tasks, placement, op_ends, n, device)
+                ready = _inputs_ready(tasks, placement, op_ends, n, device)
                 gap, start = first_gap(begins[device], ends[device], counts[device], ready, seconds)
                 if start + seconds < best_end:
                     best, best_gap, best_start, best_end = device, gap, start, start + seconds

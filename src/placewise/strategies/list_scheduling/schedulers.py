@@ -80,10 +80,10 @@ class CriticalPath:
         path = _longest_path(tasks, ranks, output_seconds)
         placement = _balance(problem, path)
         yield Proposal(placement[None])
-        tables, waits = flatten(problem), build_dependencies(problem)
-        work, schedule = new_workspace(tables, problem.num_groups), new_priority_workspace(tables, waits)
+        flat, waits = flatten(problem), build_dependencies(problem)
+        work, schedule = new_workspace(flat, problem.num_groups), new_priority_workspace(flat, waits)
         work.devices[:] = placement
-        priority_order(tables, waits, work, schedule)
+        priority_order(flat, waits, work, schedule)
         yield Proposal(placement[None], schedule.order.astype(np.int64)[None])
 
 

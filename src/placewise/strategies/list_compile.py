@@ -1,1 +1,0 @@
-"""How the list schedulers' inner kernels are compiled."""
