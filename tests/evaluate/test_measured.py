@@ -22,7 +22,7 @@ from placewise.evaluate.measured_worker import Runner
 from placewise.run.step.failures import is_out_of_memory
 from placewise.search.budget import Budget, budget_of
 from placewise.search.driver import Progress
-from placewise.search.planner import make_plan, open_judge, predict, run
+from placewise.search.planner import Planner
 from placewise.search.request import Request, requested, specify
 from placewise.search.store import RunFile
 
@@ -142,11 +142,9 @@ def request(strategy: str, evaluations: int, **settings: str) -> Request:
 @pytest.mark.parametrize("strategy", ["random", "heft", "hill-climb", "post", "auto"])
 def test_strategies_learn_from_measurements(strategy: str, tmp_path: Path, failures: list[str]) -> None:
     """The machine measures what no simulator says: one group on device 1 crashes, none is the best."""
-    problem, make = tiny_problem(), Ending(tmp_path / "ran", {1: "crash"})
-    asked = request(strategy, 6)
+    planner, make = Planner(tiny_problem(), request(strategy, 6)), Ending(tmp_path / "ran", {1: "crash"})
     with measured(make, failures) as evaluate:
-        outcome = run(problem, asked, Cached(evaluate))
-    plan = make_plan(problem, asked, outcome, predict(problem, asked, outcome), None)
+        plan = planner.plan(planner.search(evaluator=Cached(evaluate)))
     assert plan.step_seconds == min([1.0 + line.count("1") for line in make.lines() if line.count("1") != 1])
     assert plan.predicted_seconds is not None
     assert "measured (predicted" in str(plan)
@@ -155,8 +153,8 @@ def test_strategies_learn_from_measurements(strategy: str, tmp_path: Path, failu
 
 
 def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures: list[str]) -> None:
-    problem, file, make = tiny_problem(), tmp_path / "runs.db", Ending(tmp_path / "ran")
-    asked = request("random", 8)
+    planner = Planner(tiny_problem(), request("random", 8, batch="3"))
+    file, make = tmp_path / "runs.db", Ending(tmp_path / "ran")
 
     class Stopping:
         def __init__(self, evaluate: MeasuredEvaluator) -> None:
@@ -169,12 +167,11 @@ def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures
             return self.evaluate(placements, orders)
 
     with measured(make, failures) as evaluate:
-        asked = replace(asked, settings={"batch": "3"})
-        assert run(problem, asked, Stopping(evaluate), run_file=file).status == "stopped"
+        assert planner.search(record=file, evaluator=Stopping(evaluate)).status == "stopped"
     before = make.lines()
     assert before
     with measured(make, failures) as evaluate:
-        outcome = run(problem, asked, evaluate, run_file=file)
+        outcome = planner.search(record=file, evaluator=evaluate)
     assert outcome.evaluations == 8
     assert len(make.lines()) == 8
     with RunFile(file) as runs:
@@ -183,20 +180,19 @@ def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures
 
 def test_a_stopped_batch_keeps_what_was_measured(tmp_path: Path, failures: list[str]) -> None:
     """`random` proposes all 8 at once. It is stopped after 3; the 5 others are measured when it goes on."""
-    problem, file, make = tiny_problem(), tmp_path / "runs.db", Ending(tmp_path / "ran")
-    asked = request("random", 8)
+    planner, file, make = Planner(tiny_problem(), request("random", 8)), tmp_path / "runs.db", Ending(tmp_path / "ran")
 
     def stop(progress: Progress) -> None:
         if progress.evaluations == 3:
             raise KeyboardInterrupt
 
     with measured(make, failures) as evaluate:
-        outcome = run(problem, asked, evaluate, run_file=file, on_step=stop)
+        outcome = planner.search(stop, record=file, evaluator=evaluate)
         assert (outcome.status, outcome.evaluations, len(make.lines())) == ("stopped", 3, 3)
         assert outcome.step_seconds == min(1.0 + line.count("1") for line in make.lines())
-        resumed = run(problem, asked, evaluate, run_file=file)
+        resumed = planner.search(record=file, evaluator=evaluate)
         assert len(make.lines()) == 8
-        whole = run(problem, asked, evaluate)
+        whole = planner.search(evaluator=evaluate)
     assert resumed.history == whole.history
     assert make.lines()[:8] == make.lines()[8:]
 
@@ -216,11 +212,11 @@ def test_measured_and_simulated_runs_are_told_apart() -> None:
 
 
 def test_nothing_that_runs_is_nothing_that_fits(tmp_path: Path, failures: list[str]) -> None:
-    asked = request("random", 4)
+    planner = Planner(tiny_problem(), request("random", 4))
     with measured(Ending(tmp_path / "ran", dict.fromkeys(range(4), "memory")), failures) as evaluate:
-        outcome = run(tiny_problem(), asked, evaluate)
-    with pytest.raises(NothingFits, match="none could be run; the simulator says that they fit"):
-        predict(tiny_problem(), asked, outcome)
+        outcome = planner.search(evaluator=evaluate)
+    with pytest.raises(NothingFits, match="none could be run, though the simulator predicts that they fit"):
+        planner.plan(outcome)
 
 
 def test_the_command_measures_and_its_run_resumes(
@@ -248,7 +244,7 @@ def test_wrong_settings_are_refused() -> None:
         Measure(steps=0)
     assert budget_of("auto", None, None, is_measured=True) == Budget(60)
     with (
-        pytest.raises(InputError, match="workers can be given with ray only"),
-        open_judge(tiny_problem(), request("random", 1), workers=2),
+        pytest.raises(InputError, match="workers can't be used with measure, unless with ray"),
+        Planner(tiny_problem(), request("random", 1), workers=2).evaluator(),
     ):
         pass

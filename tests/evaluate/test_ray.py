@@ -27,7 +27,7 @@ from placewise.evaluate.on_ray import OnRay
 from placewise.evaluate.simulated import SimulatorFactory, open_evaluator
 from placewise.search.budget import Budget
 from placewise.search.driver import Progress
-from placewise.search.planner import run
+from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.simulate.simulator import Simulator
 
@@ -115,7 +115,8 @@ def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, 
 def test_a_recorded_search_has_the_same_history_when_workers_are_killed(cluster: Any, tmp_path: Path) -> None:
     step, _ = random_step(seed=7, num_ops=60, num_devices=3, memory=10**6, grouping="colocated")
     request = Request("hill-climb", {"neighbours": "8"}, Budget(evaluations=200), 1, "program")
-    expected = run(step.problem, request, Simulator(step.problem, "program", 1)).history
+    planner = Planner(step.problem, request)
+    expected = planner.search(evaluator=Simulator(step.problem, "program", 1)).history
     moments = [40, 100]
 
     def kill_one(progress: Progress) -> None:
@@ -127,10 +128,10 @@ def test_a_recorded_search_has_the_same_history_when_workers_are_killed(cluster:
 
     make = Telling(SimulatorFactory(step.problem, "program"), tmp_path)
     with OnRay(make, 2, cluster.address) as on_ray:
-        outcome = run(step.problem, request, on_ray, run_file=tmp_path / "runs.db", on_step=kill_one)
+        outcome = planner.search(kill_one, record=tmp_path / "runs.db", evaluator=on_ray)
     assert not moments
     assert outcome.history == expected
-    again = run(step.problem, request, Sums(), run_file=tmp_path / "runs.db")  # answered from the record
+    again = planner.search(record=tmp_path / "runs.db", evaluator=Sums())  # answered from the record
     assert again.history == expected
 
 

@@ -26,7 +26,7 @@ from placewise.report.page.html import in_script, page
 from placewise.report.page.page_data import Shown, _table, pack, page_data
 from placewise.report.page.peak_memory import live_at, lives, peak_positions, resident_bytes
 from placewise.report.page.shapes import NO_BREAK
-from placewise.report.search_curves import MOST_POINTS, Curve, Point, curve_of, curve_of_progress, curve_of_steps
+from placewise.report.search_curves import MOST_POINTS, Curve, Point, curve_of, curve_of_batches, curve_of_progress
 from placewise.report.terminal_picture import axis, busy_shares, device_table, picture
 from placewise.report.trace import write_trace
 from placewise.search.driver import JudgedBatch
@@ -100,7 +100,7 @@ def judged(times: list[float], *, fits: bool = True, is_better: bool = False, se
 
 def test_a_recorded_run_has_best_and_average() -> None:
     """The second step fits nothing: it counts, and has no average."""
-    curve = curve_of_steps(
+    curve = curve_of_batches(
         [judged([4.0, 2.0], is_better=True, seconds=1.0), judged([9.0], fits=False), judged([5.0, 1.0], is_better=True)]
     )
     assert curve.evaluations.tolist() == [2, 3, 5]
@@ -119,7 +119,7 @@ def test_a_long_curve_is_thinned_without_a_change_of_its_meaning(counts: list[in
         batches.append(judged(times, is_better=min(times) < best))
         best = min(best, *times)
         bests.append(best)
-    curve = curve_of_steps(batches)
+    curve = curve_of_batches(batches)
     everything = np.concatenate([batch.evaluation.step_seconds for batch in batches])
     assert curve.evaluations[-1] == len(everything)
     assert curve.best[-1] == everything.min()
@@ -137,7 +137,7 @@ def test_curves_of_plans_and_of_progress() -> None:
     watched = curve_of_progress([Point(1, 0.5, np.inf), Point(4, 0.9, 2.0)])
     assert isinstance(watched, Curve)
     assert (watched.seconds.tolist(), watched.best.tolist()) == ([0.5, 0.9], [np.inf, 2.0])
-    assert len(curve_of_progress([]).best) == len(curve_of_steps([]).best) == 0
+    assert len(curve_of_progress([]).best) == len(curve_of_batches([]).best) == 0
 
 
 # --- the page's data ---

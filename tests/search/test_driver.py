@@ -105,11 +105,11 @@ class Kept:
     def __init__(self, kept: list[JudgedBatch]) -> None:
         self.kept = kept
 
-    def steps(self) -> Iterator[JudgedBatch]:
+    def batches(self) -> Iterator[JudgedBatch]:
         return iter(list(self.kept))
 
-    def add(self, step: JudgedBatch) -> None:
-        self.kept.append(step)
+    def add(self, batch: JudgedBatch) -> None:
+        self.kept.append(batch)
 
 
 class Fails:
@@ -127,7 +127,7 @@ def test_a_record_is_replayed_as_if_the_search_had_never_stopped() -> None:
     half = Kept(whole.kept[:17])
     again = search(problem, Endless(), simulator, budget=Budget(evaluations=40), seed=3, record=half)
     assert again.history == once.history
-    assert [step.digest for step in half.kept] == [step.digest for step in whole.kept]
+    assert [batch.digest for batch in half.kept] == [batch.digest for batch in whole.kept]
     finished = search(problem, Endless(), Fails(), budget=Budget(evaluations=40), seed=3, record=Kept(whole.kept))
     assert finished.history == once.history
 
@@ -147,7 +147,7 @@ def test_a_record_made_in_parts_goes_on_in_others() -> None:
     for evaluations, at_once in ((9, 2), (20, 3), (30, None)):
         budget = Budget(evaluations=evaluations)
         found = search(problem, Batches(), simulator, budget=budget, seed=3, record=record, at_once=at_once)
-    assert [len(step.evaluation.cost) for step in record.kept] == [2, 2, 2, 1, 2, 3, 2, 3, 3, 1, 7, 2]
+    assert [len(batch.evaluation.cost) for batch in record.kept] == [2, 2, 2, 1, 2, 3, 2, 3, 3, 1, 7, 2]
     assert (found.step_seconds, found.evaluations) == (expected.step_seconds, 30)
 
 
@@ -176,7 +176,7 @@ def test_a_record_of_another_search_is_refused() -> None:
     problem = chain()
     record = Kept([])
     search(problem, Endless(), Simulator(problem, "program", 1), budget=Budget(evaluations=9), seed=3, record=record)
-    with pytest.raises(StoreError, match="can't be resumed: its step 0"):
+    with pytest.raises(StoreError, match="can't be resumed: its batch 0"):
         search(problem, Endless(), Fails(), budget=Budget(evaluations=9), seed=5, record=record)
 
 
@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_what_was_found() -> None:
         if len(seen) == 5:
             raise KeyboardInterrupt
 
-    outcome = search(problem, Endless(), Simulator(problem, "program", 1), budget=Budget(), seed=0, on_step=interrupt)
+    outcome = search(problem, Endless(), Simulator(problem, "program", 1), budget=Budget(), seed=0, on_batch=interrupt)
     assert (outcome.status, outcome.evaluations) == ("stopped", 5)
     assert outcome.placement is not None
     assert [progress.evaluations for progress in seen] == [1, 2, 3, 4, 5]

@@ -24,12 +24,12 @@ from placewise.core.errors import InputError, NothingFits
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
+from placewise.evaluate.simulated import open_evaluator
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.graph_file import read_graph, write_graph
-from placewise.search import planner as placing
 from placewise.search.budget import Budget, budget_of
 from placewise.search.driver import Progress
-from placewise.search.planner import gap_of, open_judge
+from placewise.search.planner import Planner, gap_of
 from placewise.search.request import DEFAULT_STRATEGY, Request, specify
 from placewise.search.store import RunFile
 from placewise.strategies import STRATEGIES
@@ -151,7 +151,7 @@ def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, ca
     assert main(command) == 3
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
-    assert "nothing fits: of 5 placements that were tried the one that overflows least: gpu:" in error
+    assert "nothing fits: of 5 placements tried, the one that overflows least: gpu:" in error
     assert "more than it has" in error
     assert not plan.exists()
 
@@ -245,7 +245,7 @@ def test_place_from_python(graph: Path) -> None:
         ({"evaluations": "3"}, "evaluations must be a whole number, it is '3'"),
         ({"seed": 0.5}, "seed must be a whole number, it is 0.5"),
         ({"seed": -1}, "seed must be at least 0, it is -1"),
-        ({"settings": "batch=3"}, "settings must be a table or None, it is 'batch=3'"),
+        ({"settings": "batch=3"}, "settings must be a dict or None, it is 'batch=3'"),
         ({"strategy": ["random"]}, "strategy must be a word, it is ['random']"),
         ({"grouping": None}, "grouping must be a word, it is None"),
         ({"ray": True}, "ray must be an address, or 'local', it is True"),
@@ -263,17 +263,17 @@ def test_a_cluster_may_be_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "measure"), [(True, Measure()), (False, None), (None, None), (Measure(5), Measure(5))])
 def test_true_measures_as_usual(given: Any, measure: Measure | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_other(problem: Problem, request: Request, step: Any, **_: Any) -> Any:
-        assert request.measure == measure
-        return open_judge(problem, replace(request, measure=None))
+    def simulate(planner: Planner) -> Any:
+        assert planner.request.measure == measure
+        return open_evaluator(planner.problem)
 
-    monkeypatch.setattr(placing, "open_judge", open_other)
+    monkeypatch.setattr(Planner, "evaluator", simulate)
     plan = pw.place(tiny_graph(), tiny_cluster(), strategy="random", evaluations=1, measure=given)
     assert (plan.predicted_seconds is not None) == (measure is not None)
 
 
 def test_measured_times_have_no_gap() -> None:
-    with pytest.raises(InputError, match="target-gap: is to a bound of simulated times"):
+    with pytest.raises(InputError, match="--target-gap can't be used with --measure"):
         budget_of("auto", None, None, 0.1, is_measured=True)
 
 
@@ -376,9 +376,9 @@ def test_a_comparison_that_was_stopped_says_who_had_less(
 ) -> None:
     whole = searching._search
 
-    def stop_genetic(problem: Any, request: Request, *others: Any) -> Any:
-        outcome = whole(problem, request, *others)
-        return replace(outcome, status="stopped") if request.strategy == "genetic" else outcome
+    def stop_genetic(planner: Planner, *others: Any) -> Any:
+        outcome = whole(planner, *others)
+        return replace(outcome, status="stopped") if planner.request.strategy == "genetic" else outcome
 
     monkeypatch.setattr(searching, "_search", stop_genetic)
     for names, said_so in (("heft,genetic", "genetic had less"), ("heft,genetic,random", "not begun: random")):

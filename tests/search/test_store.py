@@ -35,7 +35,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         best = (np.array([0, 1, 1]), np.array([0, 1, 2]))
         run.add(JudgedBatch(evaluation, {"loss": 0.5}, b"d" * 16, 0.25, best))
         run.add(JudgedBatch(evaluation, {}, b"e" * 16, 0.5, None))
-        first, second = run.steps()
+        first, second = run.batches()
         assert [column.tolist() for column in first.evaluation] == [column.tolist() for column in evaluation]
         assert (first.notes, first.digest, first.seconds, second.best) == ({"loss": 0.5}, b"d" * 16, 0.25, None)
         assert first.best is not None
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_never_overwritten(tmp_path: Path, kind: str) -> None:
 
 
 def test_large_batches_stay_fast(tmp_path: Path) -> None:
-    """A thousand evaluations in one step: one row of the file, far less than a second."""
+    """A thousand evaluations in one batch: one row of the file, far less than a second."""
     problem = chain()
     columns = (np.arange(1000.0), np.arange(1000.0), np.zeros(1000, np.int64))
     with RunFile(tmp_path / "runs.db") as file, file.create(specification(problem), problem) as run:
@@ -117,7 +117,7 @@ def test_large_batches_stay_fast(tmp_path: Path) -> None:
 
 KILLED = """
 import sys
-from placewise.search.planner import run
+from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.search.budget import Budget
 from placewise.simulate.simulator import Simulator
@@ -126,7 +126,7 @@ problem = big_problem()
 request = Request("annealing", {}, Budget(evaluations=4000), 5, "program")
 simulator = Simulator(problem, "program", 1)
 print("ready", flush=True)
-outcome = run(problem, request, simulator, run_file=sys.argv[1])
+outcome = Planner(problem, request).search(record=sys.argv[1], evaluator=simulator)
 print(outcome.history[-1], flush=True)
 """
 
@@ -145,7 +145,8 @@ def recorded(path: Path) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_run_that_is_killed_twenty_times_is_the_same_as_one_that_is_not(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
     subprocess.run([sys.executable, "-c", KILLED, str(whole)], check=True, env=environment, capture_output=True)
     moments, kills = random.Random(1), 0

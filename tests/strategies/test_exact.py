@@ -30,7 +30,7 @@ def solve(problem: Problem, strategy: Exact | None = None) -> tuple[Outcome, dic
         Simulator(problem, threads=1),
         budget=Budget(evaluations=1000),
         seed=0,
-        on_step=lambda progress: notes.append(progress.notes),
+        on_batch=lambda progress: notes.append(progress.notes),
     )
     return outcome, notes[-1]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
     from placewise.search.driver import Progress
+    from placewise.search.planner import Planner
     from placewise.search.request import Request
 
 
@@ -54,9 +55,9 @@ class Ticker:
         self._place = place or Line()
 
     @classmethod
-    def of(cls, request: "Request", limit: "Bound | None", options: argparse.Namespace) -> "Ticker":
+    def of(cls, planner: "Planner", options: argparse.Namespace) -> "Ticker":
         """Returns the ticker of a search; with --json or --quiet it shows nothing."""
-        return cls(request, limit, Line(options))
+        return cls(planner.request, None if planner.request.measure else planner.bound, Line(options))
 
     def __call__(self, progress: "Progress") -> None:
         """Shows how far a search is, at most ten times a second."""

@@ -20,36 +20,27 @@ from placewise.core.quantities import counted
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
     from placewise.core.plan import Plan
-    from placewise.core.problem import Problem
     from placewise.report.search_curves import Curve, Point
     from placewise.search.driver import Outcome
-    from placewise.search.request import Request
+    from placewise.search.planner import Planner
     from placewise.simulate.schedule import Schedule
 
 _SHOWN = ("model", "cluster", "strategy", "parameters", "seed")
 
 
-def conclude(
-    problem: "Problem",
-    request: "Request",
-    outcome: "Outcome",
-    limit: "Bound | None",
-    options: argparse.Namespace,
-    points: "Sequence[Point]" = (),
-) -> None:
+def conclude(planner: "Planner", outcome: "Outcome", options: argparse.Namespace, points: "Sequence[Point]" = ()) -> None:
     """Writes and prints the plan of an outcome; `points` are how the search went, for its page."""
     from placewise.cli.reporting import write_report
     from placewise.formats.plan_file import plan_fields
-    from placewise.search.planner import make_plan, predict
 
     if outcome.status == "stopped" and outcome.placement is None:
         raise KeyboardInterrupt
-    schedule = predict(problem, request, outcome)
-    plan = make_plan(problem, request, outcome, schedule, limit)
+    schedule, limit = planner.schedule(outcome), planner.bound
+    plan = planner.plan(outcome, schedule)
     if options.output:
         plan.save(options.output)
     if options.report:
-        write_report(plan, schedule, limit, _curve(problem, request, points, options), options.report)
+        write_report(plan, schedule, limit, _curve(planner, points, options), options.report)
     if options.json:
         print_json(plan_fields(plan))
     elif not options.quiet:
@@ -73,17 +64,17 @@ def _print_plan(plan: "Plan", schedule: "Schedule", limit: "Bound | None") -> No
         print("", drawn, sep="\n")
 
 
-def _curve(problem: "Problem", request: "Request", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":
+def _curve(planner: "Planner", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":
     """Returns how a search went: from its record where there is one, for that knows most."""
-    from placewise.report.search_curves import curve_of_progress, curve_of_steps
+    from placewise.report.search_curves import curve_of_batches, curve_of_progress
     from placewise.search.request import specify
     from placewise.search.store import RunFile
 
     if options.run_file is None:
         return curve_of_progress(points)
     with RunFile(options.run_file) as file:
-        number = file.find(specify(problem, request))
-        return curve_of_steps(() if number is None else file.steps(number))
+        number = file.find(specify(planner.problem, planner.request))
+        return curve_of_batches(() if number is None else file.batches(number))
 
 
 def add_runs(commands: Any) -> None:
@@ -139,19 +130,19 @@ def add_resume(commands: Any) -> None:
 
 def _resume(options: argparse.Namespace) -> None:
     from placewise.cli.profiling import report_failure
-    from placewise.search.planner import find_bound, go_on, open_judge
+    from placewise.search.planner import Planner, find_bound
     from placewise.search.request import requested
     from placewise.search.store import Run, RunFile
 
     check_writable(options.output, options.report, reads=(options.run_file,))
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as record:
         problem, request = file.problem(options.run), requested(record.info.specification)
-        limit = find_bound(problem)
-        ticker = Ticker.of(request, None if request.measure else limit, options)
+        planner = Planner(
+            problem, request, find_bound(problem), workers=options.workers, ray=options.ray, on_failure=report_failure
+        )
+        ticker = Ticker.of(planner, options)
         try:
-            judge = open_judge(problem, request, workers=options.workers, ray=options.ray, report=report_failure)
-            with judge as evaluator:
-                outcome = go_on(problem, request, evaluator, record, limit=limit, on_step=ticker)
+            outcome = planner.search(ticker, record=record)
         finally:
             ticker.clear()
-    conclude(problem, request, outcome, limit, options)
+    conclude(planner, outcome, options)

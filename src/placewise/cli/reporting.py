@@ -174,7 +174,7 @@ def _of_runs(options: argparse.Namespace) -> "list[Shown]":
 def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
     """Gives the runs, those of one problem together, the fastest first; the fastest of very many."""
     from placewise.report.page.page_data import Shown
-    from placewise.report.search_curves import curve_of_steps
+    from placewise.report.search_curves import curve_of_batches
     from placewise.simulate.simulator import Simulator
 
     runs = [file.info(number) for number in dict.fromkeys(numbers)]
@@ -190,10 +190,10 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
         if said.problem_digest not in problems:
             problems[said.problem_digest] = file.problem(run.number)
         problem = problems[said.problem_digest]
-        steps = list(file.steps(run.number))
-        best = next(step.best for step in reversed(steps) if step.best is not None)
+        batches = list(file.batches(run.number))
+        best = next(batch.best for batch in reversed(batches) if batch.best is not None)
         yield Shown(
             *(f"run {run.number}", Simulator(problem, said.order).schedule(*best), *context(problem)),
-            *(curve_of_steps(steps), said.strategy, said.seed, run.evaluations),
+            *(curve_of_batches(batches), said.strategy, said.seed, run.evaluations),
             measured_seconds=run.step_seconds if said.measured else None,
         )

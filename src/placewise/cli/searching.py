@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from placewise.core.problem import Problem
     from placewise.report.search_curves import Point
     from placewise.search.driver import Outcome, Progress
-    from placewise.search.request import Request
+    from placewise.search.planner import Planner
 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +104,7 @@ def _settings(pairs: list[str]) -> dict[str, str]:
 
 def _place(options: argparse.Namespace) -> None:
     from placewise.search.budget import budget_of
-    from placewise.search.planner import find_bound
+    from placewise.search.planner import Planner, find_bound
     from placewise.search.request import DEFAULT_STRATEGY, Request
     from placewise.strategies import make
 
@@ -119,35 +119,29 @@ def _place(options: argparse.Namespace) -> None:
     make(strategy, dict(request.settings))  # wrong names, and devices that are not here, are refused before any work
     check_devices(options, measure)
     problem = _problem(options)
-    limit = find_bound(problem)
+    planner = Planner(
+        problem, request, find_bound(problem), workers=options.workers, ray=options.ray, on_failure=report_failure
+    )
     points: list[Point] = []
-    outcome = _search(problem, request, limit, options, points)
-    conclude(problem, request, outcome, limit, options, points)
+    outcome = _search(planner, options, points)
+    conclude(planner, outcome, options, points)
 
 
-def _search(
-    problem: "Problem",
-    request: "Request",
-    limit: "Bound | None",
-    options: argparse.Namespace,
-    points: "list[Point] | None" = None,
-) -> "Outcome":
+def _search(planner: "Planner", options: argparse.Namespace, points: "list[Point] | None" = None) -> "Outcome":
     """Returns what a search finds; `points` get how it went."""
     from placewise.report.search_curves import Point
-    from placewise.search.planner import open_judge, run
 
-    ticker = Ticker.of(request, None if request.measure else limit, options)
-    evaluators = open_judge(problem, request, workers=options.workers, ray=options.ray, report=report_failure)
+    ticker = Ticker.of(planner, options)
     try:
-        with curves(getattr(options, "tensorboard", None)) as write, evaluators as evaluator:
+        with curves(getattr(options, "tensorboard", None)) as write:
 
-            def on_step(progress: "Progress") -> None:
+            def on_batch(progress: "Progress") -> None:
                 ticker(progress)
                 write(progress)
                 if points is not None:
                     points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
 
-            return run(problem, request, evaluator, limit=limit, run_file=options.run_file, on_step=on_step)
+            return planner.search(on_batch, record=options.run_file)
     finally:
         ticker.clear()
 
@@ -166,7 +160,7 @@ def add_compare(commands: Any) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     from placewise.search.budget import budget_of
-    from placewise.search.planner import find_bound
+    from placewise.search.planner import Planner, find_bound
     from placewise.search.request import Request
     from placewise.strategies import make, names_of
 
@@ -185,11 +179,18 @@ def _compare(options: argparse.Namespace) -> None:
     limit, rows, stopped = None if measure else find_bound(problem), [], ""  # a bound holds for simulated times
     for name in names:
         budget = budget_of(name, options.budget, options.seconds, is_measured=measure is not None)
-        requests = [
-            Request(name, own[name], budget, seed, options.order, options.model, options.cluster, measure)
+        planners = [
+            Planner(
+                problem,
+                Request(name, own[name], budget, seed, options.order, options.model, options.cluster, measure),
+                limit,
+                workers=options.workers,
+                ray=options.ray,
+                on_failure=report_failure,
+            )
             for seed in range(options.seeds)
         ]
-        outcomes, trouble = _searches(problem, requests, limit, options)
+        outcomes, trouble = _searches(planners, options)
         rows.append(_row(name, outcomes, trouble))
         if outcomes and outcomes[-1].status == "stopped":
             stopped = name
@@ -200,14 +201,12 @@ def _compare(options: argparse.Namespace) -> None:
         print(f"placewise: stopped: {stopped} had less than the others{others}", file=sys.stderr)
 
 
-def _searches(
-    problem: "Problem", requests: "list[Request]", limit: "Bound | None", options: argparse.Namespace
-) -> "tuple[list[Outcome], str]":
+def _searches(planners: "list[Planner]", options: argparse.Namespace) -> "tuple[list[Outcome], str]":
     """Returns what one strategy finds with each seed, up to one that is stopped; and why it can't be used, or ''."""
     outcomes: list[Outcome] = []
-    for request in requests:
+    for planner in planners:
         try:
-            outcomes.append(_search(problem, request, limit, options))
+            outcomes.append(_search(planner, options))
         except StrategyError as rule:  # this strategy can't: the others go on
             return outcomes, str(rule)
         if outcomes[-1].status == "stopped":

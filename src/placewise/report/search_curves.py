@@ -12,7 +12,7 @@ MOST_POINTS = 400  # of a curve on a page
 
 
 class Point(NamedTuple):
-    """How far a search was after a step."""
+    """How far a search had come after a batch."""
 
     evaluations: int
     seconds: float
@@ -42,16 +42,16 @@ def curve_of_progress(points: Sequence[Point]) -> Curve:
     return thinned(Curve(columns[:, 0].astype(np.int64), columns[:, 1], columns[:, 2], unknown), np.ones(len(columns)))
 
 
-def curve_of_steps(steps: Iterable[JudgedBatch]) -> Curve:
+def curve_of_batches(batches: Iterable[JudgedBatch]) -> Curve:
     """Returns the curve of a recorded run."""
     rows, counts, spent, best = [], [], 0, np.inf
-    for step in steps:
-        evaluation = step.evaluation
+    for batch in batches:
+        evaluation = batch.evaluation
         times = evaluation.step_seconds[evaluation.overflow_bytes == 0]
         spent += len(evaluation.cost)
-        if step.best is not None:
+        if batch.best is not None:
             best = float(times.min())
-        rows.append((spent, step.seconds, best, float(times.mean()) if len(times) else np.nan))
+        rows.append((spent, batch.seconds, best, float(times.mean()) if len(times) else np.nan))
         counts.append(len(times))
     columns = np.array(rows, np.float64).reshape(-1, 4)
     curve = Curve(columns[:, 0].astype(np.int64), columns[:, 1], columns[:, 2], columns[:, 3])

@@ -1,4 +1,4 @@
-"""What a search may spend."""
+"""Budgets: when a search ends, and what it may spend if nobody says."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from placewise.core.errors import InputError, StrategyError
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend; it ends at the first limit, or when the strategy has nothing more to propose."""
+    """Limits of a search; it ends at the first one reached, or when the strategy has nothing more to propose."""
 
     evaluations: int | None = None
     seconds: float | None = None
     patience: int | None = None  # evaluations without a better placement
-    target_gap: float | None = None  # (found / bound - 1) that is good enough, where a bound is known
+    target_gap: float | None = None  # a gap (found / bound - 1) that is good enough, if there is a bound
 
     def __post_init__(self) -> None:
         for name, least in (("evaluations", 1), ("seconds", 0), ("patience", 1), ("target_gap", 0)):
@@ -21,13 +21,13 @@ class Budget:
                 raise StrategyError(f"budget: {name} must be at least {least}, it is {value}")
 
 
-DEFAULT_SECONDS = 10.0  # of auto, whose evaluations are few: it judges most placements by its own model
+DEFAULT_SECONDS = 10.0  # for auto, which needs few evaluations: it judges most placements with its own simulator
 
-CLOSED = 1e-6  # a gap that nobody would look for
+DEFAULT_EVALUATIONS = 2400  # for all other strategies, as in the Post paper
 
-DEFAULT_EVALUATIONS = 2400  # of all others: Post's
+DEFAULT_MEASUREMENTS = 60  # for every strategy that measures placements
 
-DEFAULT_MEASUREMENTS = 60  # of every strategy, where placements are measured
+CLOSED = 1e-6  # a gap that is not worth searching on for
 
 
 def budget_of(
@@ -38,13 +38,13 @@ def budget_of(
     *,
     is_measured: bool = False,
 ) -> Budget:
-    """Returns a budget; without evaluations and seconds it is 10 seconds for auto, 2,400 evaluations for all others.
+    """Returns a budget. Without evaluations and seconds, it is 10 seconds for auto and 2,400 evaluations for all others.
 
-    Where placements are measured it is 60 measurements. auto ends when its gap is closed, too.
+    If placements are measured, it is 60 measurements. auto also ends when its gap is closed.
     """
     if is_measured:
         if target_gap is not None:
-            raise InputError("target-gap: is to a bound of simulated times, measured ones have none")
+            raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
         return Budget(DEFAULT_MEASUREMENTS if evaluations is None and seconds is None else evaluations, seconds)
     if evaluations is None and seconds is None:
         evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)

@@ -1,4 +1,4 @@
-"""The loop between those who propose and those who judge."""
+"""The loop of a search: a strategy proposes placements, an evaluator judges them, within a budget."""
 
 import hashlib
 import time
@@ -17,33 +17,33 @@ from placewise.search.budget import Budget
 
 
 class JudgedBatch(NamedTuple):
-    """One proposal that was judged, as it is recorded."""
+    """A proposal and its evaluation, as a run file records them."""
 
     evaluation: Evaluation
     notes: dict[str, Any]
-    digest: bytes  # of the placements and orders that were judged
-    seconds: float  # since the search began, over all of its sittings
-    best: tuple[Ints, Ints | None] | None  # placement and order, where the step found a better one
+    digest: bytes  # of the placements and orders
+    seconds: float  # since the search began, without the time it was stopped
+    best: tuple[Ints, Ints | None] | None  # placement and order, if this batch has the best so far
 
 
 class Record(Protocol):
-    """Keeps the steps of a run."""
+    """Keeps the judged batches of a run."""
 
-    def steps(self) -> Iterable[JudgedBatch]:
-        """Returns the steps that are recorded already."""
+    def batches(self) -> Iterable[JudgedBatch]:
+        """Returns the batches recorded so far."""
         ...
 
-    def add(self, step: JudgedBatch) -> None:
-        """Keeps a step, for good, before the next one is asked for."""
+    def add(self, batch: JudgedBatch) -> None:
+        """Commits a batch before the next one is proposed."""
         ...
 
 
 class Progress(NamedTuple):
-    """How far a search is."""
+    """How far a search has come."""
 
     evaluations: int
     seconds: float
-    step_seconds: float  # of the best placement so far that fits; infinite while there is none
+    step_seconds: float  # of the best placement so far that fits; infinite until there is one
     notes: dict[str, Any]
 
 
@@ -52,18 +52,18 @@ class Outcome:
     """What a search found."""
 
     status: str  # why it ended: finished (nothing more to propose), evaluations, seconds, patience, gap, stopped
-    placement: Ints | None  # [groups], the best that fits
-    order: Ints | None  # [ops], that it was proposed with; None: the evaluator's own
-    step_seconds: float  # infinite where nothing fits
+    placement: Ints | None  # [groups], the best that fits; None: nothing fits
+    order: Ints | None  # [ops], proposed with the placement; None: the evaluator's own
+    step_seconds: float  # infinite if nothing fits
     evaluations: int
     seconds: float
-    history: tuple[tuple[int, float], ...]  # (evaluations spent, best step seconds) after each step
-    closest: Ints | None = None  # where nothing fits: the placement that overflows least
+    history: tuple[tuple[int, float], ...]  # (evaluations spent, best step seconds) after each batch
+    closest: Ints | None = None  # if nothing fits: the placement that overflows least
     overflow_bytes: int = 0
 
 
 def unless_stopped(outcome: Outcome) -> Outcome:
-    """Returns an outcome; KeyboardInterrupt where it was stopped: a search takes Ctrl-C for its own, more may be meant."""
+    """Returns the outcome; KeyboardInterrupt if Ctrl-C stopped the search, for callers that run several."""
     if outcome.status == "stopped":
         raise KeyboardInterrupt
     return outcome
@@ -83,7 +83,7 @@ class _Best:
     history: list[tuple[int, float]] = field(default_factory=list)
 
     def update(self, proposal: Proposal, evaluation: Evaluation, spent: int) -> bool:
-        """Takes a judged batch in; returns whether it has a better placement. Ties go to the earlier one."""
+        """Adds a judged batch; returns whether it has a better placement. Ties go to the earlier one."""
         fits = evaluation.overflow_bytes == 0
         better = False
         if fits.any():
@@ -110,77 +110,78 @@ def search(
     seed: int,
     bound_seconds: float | None = None,
     record: Record | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_batch: Callable[[Progress], None] | None = None,
     at_once: int | None = None,
 ) -> Outcome:
-    """Returns what a strategy finds within a budget; the same for the same seed, whatever the evaluator's workers.
+    """Returns what a strategy finds within a budget; the same for the same seed, however many workers judge.
 
-    A batch that passes the budget of evaluations is cut there, so that equal budgets are equal. With a record the steps in
-    it are replayed first, as if the search had never stopped. Ctrl-C ends the search with what it has. `at_once` is how
-    many placements of a batch are judged and recorded at once (None: all), for evaluators that take long for each.
+    A batch that exceeds the budget of evaluations is cut, so that equal budgets are equal. The batches of a record are
+    replayed first, as if the search had never stopped. Ctrl-C ends the search with what it has. `on_batch` is called after
+    each batch that was not replayed. `at_once` is the number of placements that are judged and recorded together (None: the
+    whole batch), for slow evaluators.
     """
-    best, spent, sitting = _Best(), 0, _Sitting(evaluator, record)
-    sizes = chain(sitting.recorded_sizes, repeat(at_once))
+    best, spent, session = _Best(), 0, _Session(evaluator, record)
+    sizes = chain(session.recorded_sizes, repeat(at_once))
     proposals = _in_parts(strategy.search(problem, np.random.default_rng(seed)), sizes)
     evaluation: Evaluation | None = None
     status: str | None = None
     try:
-        while (status := _limit(budget, best, spent, sitting.seconds, bound_seconds)) is None:
+        while (status := _limit(budget, best, spent, session.seconds, bound_seconds)) is None:
             if (proposal := _ask(proposals, evaluation)) is None:
                 status = "finished"
                 break
             proposal = _cut(proposal, None if budget.evaluations is None else budget.evaluations - spent)
-            evaluation = sitting.judge(proposal)
+            evaluation = session.judge(proposal)
             spent += len(proposal.placements)
             is_better = best.update(proposal, evaluation, spent)
-            if sitting.keep(proposal, evaluation, best if is_better else None) and on_step is not None:
-                on_step(Progress(spent, sitting.seconds, best.step_seconds, dict(proposal.notes)))
+            if session.keep(proposal, evaluation, best if is_better else None) and on_batch is not None:
+                on_batch(Progress(spent, session.seconds, best.step_seconds, dict(proposal.notes)))
     except KeyboardInterrupt:
         status = "stopped"
     finally:
         proposals.close()
-    found = (best.placement, best.order, best.step_seconds, spent, sitting.seconds, tuple(best.history))
+    found = (best.placement, best.order, best.step_seconds, spent, session.seconds, tuple(best.history))
     return Outcome(status, *found, best.closest, best.overflow_bytes)
 
 
-class _Sitting:
-    """Judges proposals: from the record as far as it goes, then by the evaluator."""
+class _Session:
+    """Judges proposals: replays the record as far as it goes, then asks the evaluator; and keeps the time."""
 
     def __init__(self, evaluator: Evaluator, record: Record | None) -> None:
         self._evaluator, self._record = evaluator, record
-        self._recorded = list(record.steps()) if record is not None else []
+        self._recorded = list(record.batches()) if record is not None else []
         self._number = 0
         self._started = time.monotonic()
 
     @property
     def recorded_sizes(self) -> list[int]:
-        """How many placements each recorded step judged."""
-        return [len(step.evaluation.cost) for step in self._recorded]
+        """How many placements each recorded batch has."""
+        return [len(batch.evaluation.cost) for batch in self._recorded]
 
     @property
     def seconds(self) -> float:
-        """How long the search took so far, over all of its sittings; 0 while it is replayed."""
+        """How long the search has taken, over all sessions; 0 during replay."""
         return 0.0 if self._number < len(self._recorded) else time.monotonic() - self._started
 
     def judge(self, proposal: Proposal) -> Evaluation:
         """Returns the evaluation of the next proposal."""
         if self._number < len(self._recorded):
-            step = self._recorded[self._number]
-            if step.digest != _digest(proposal):
+            batch = self._recorded[self._number]
+            if batch.digest != _digest(proposal):
                 raise StoreError(
-                    f"the run can't be resumed: its step {self._number} was for other placements than those proposed now; "
-                    "was it made by another version?"
+                    f"the run can't be resumed: its batch {self._number} has other placements than those proposed now; "
+                    "was it recorded by another version?"
                 )
-            return step.evaluation
+            return batch.evaluation
         if not len(proposal.placements):
             return Evaluation(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
         return self._evaluator(proposal.placements, proposal.orders)
 
     def keep(self, proposal: Proposal, evaluation: Evaluation, best: _Best | None) -> bool:
-        """Records the step, with the best placement where it is a new one; returns whether it was not replayed."""
+        """Records the batch, with the placement if it is a new best; returns False for a replayed one."""
         self._number += 1
         if self._number <= len(self._recorded):
-            self._started = time.monotonic() - self._recorded[self._number - 1].seconds  # replaying does not count
+            self._started = time.monotonic() - self._recorded[self._number - 1].seconds  # replay does not count
             return False
         if self._record is not None:
             found = None if best is None or best.placement is None else (best.placement, best.order)
@@ -191,12 +192,12 @@ class _Sitting:
 def _in_parts(
     proposals: Generator[Proposal, Evaluation, None], sizes: Iterator[int | None]
 ) -> Generator[Proposal, Evaluation, None]:
-    """Gives each proposal in parts of the next sizes (None: all that is left); the strategy gets the whole's evaluation."""
+    """Splits each proposal into parts of the next sizes (None: the rest); the strategy gets the evaluation of the whole."""
     whole: Evaluation | None = None
     try:
         while (proposal := _ask(proposals, whole)) is not None:
             count, found, first = len(proposal.placements), list[Evaluation](), 0
-            while not found or first < count:  # one without rows is a part, too
+            while not found or first < count:  # an empty proposal is one part
                 last = first + (next(sizes) or count)
                 found.append((yield _rows(proposal, slice(first, last))))
                 first = last
@@ -214,7 +215,7 @@ def _ask(proposals: Any, evaluation: Evaluation | None) -> Proposal | None:
 
 
 def _limit(budget: Budget, best: _Best, spent: int, seconds: float, bound_seconds: float | None) -> str | None:
-    """Returns the limit that is reached, or None."""
+    """Returns the limit that is reached first, or None."""
     if budget.evaluations is not None and spent >= budget.evaluations:
         return "evaluations"
     if budget.seconds is not None and seconds >= budget.seconds:
@@ -232,7 +233,7 @@ def _cut(proposal: Proposal, rows: int | None) -> Proposal:
 
 
 def _rows(proposal: Proposal, rows: slice) -> Proposal:
-    """Returns some rows of a proposal; one order for all rows stays one."""
+    """Returns some rows of a proposal; an order that all rows share stays shared."""
     orders = proposal.orders
     if rows.stop >= len(proposal.placements) and not rows.start:
         return proposal
@@ -247,7 +248,7 @@ def _row(orders: Ints, row: int) -> Ints:
 
 
 def _digest(proposal: Proposal) -> bytes:
-    """Returns what tells a proposal from another."""
+    """Returns a digest of the placements and orders."""
     hasher = hashlib.blake2b(np.ascontiguousarray(proposal.placements, np.int16).tobytes(), digest_size=16)
     if proposal.orders is not None:
         hasher.update(np.ascontiguousarray(proposal.orders, np.int32).tobytes())

@@ -1,8 +1,9 @@
-"""From a step and a machine to a plan: the wiring of problem, bound, strategy, evaluator, search and record."""
+"""From a problem to a plan: the one place where bound, evaluator, strategy, search and record are put together."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -50,26 +51,26 @@ def place(
     run_file: str | Path | None = None,
     measure: Measure | bool | None = None,
 ) -> Plan:
-    """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits where none fits.
+    """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
 
-    Without a budget of evaluations or seconds it is 10 seconds for auto, and 2,400 evaluations for all others; the search
-    ends before it where found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With
-    `measure` (True is `Measure()`) placements are run on this machine and not simulated; without a budget it is 60 then.
+    The default budget is 10 seconds for auto and 2,400 evaluations for all other strategies; the search ends earlier when
+    found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With `measure` (True is
+    `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
+    With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
     """
     graph, cluster, measure = graph_of(step), cluster_of(cluster), _measure_of(measure)
     _check("a word", str, strategy=strategy, grouping=grouping)
-    _check("a table or None", (Mapping, NoneType), settings=settings)
+    _check("a dict or None", (Mapping, NoneType), settings=settings)
     _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap)
     _check("a whole number", (Integral, NoneType), evaluations=evaluations, seed=seed, workers=workers)
     _check("an address, or 'local'", (str, NoneType), ray=ray)
     problem = Problem.of(graph, cluster, grouping)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
-    make(strategy, dict(request.settings))  # wrong names are refused before any work
-    limit = find_bound(problem)
-    with open_judge(problem, request, None if isinstance(step, Graph) else step, workers=workers, ray=ray) as evaluator:
-        outcome = run(problem, request, evaluator, limit=limit, run_file=run_file)
-    return make_plan(problem, request, outcome, predict(problem, request, outcome), limit)
+    make(strategy, dict(request.settings))  # refuses wrong names before any work
+    captured = None if isinstance(step, Graph) else step
+    planner = Planner(problem, request, find_bound(problem), captured, workers, ray)
+    return planner.plan(planner.search(record=run_file))
 
 
 def _check(kind: str, types: Any, **given: Any) -> None:
@@ -85,156 +86,146 @@ def _measure_of(given: Measure | bool | None) -> Measure | None:
     return given
 
 
-@contextmanager
-def open_judge(
-    problem: Problem,
-    request: Request,
-    step: "CapturedStep | None" = None,
-    *,
-    workers: int | None = None,
-    ray: str | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> Iterator[Evaluator]:
-    """Gives the evaluator that a request asks for: one that simulates, or one that measures.
+@dataclass(frozen=True, eq=False)
+class Planner:
+    """Makes a plan for a problem: opens the evaluator that the request asks for, searches with it, and predicts the best."""
 
-    What is measured is `step`, or what `request.model` names. `report` gets a line for each measurement that fails.
-    """
-    if request.measure is None:
-        with open_evaluator(problem, request.order, workers=workers, ray=ray) as evaluator:
-            yield evaluator
-        return
-    if workers is not None and ray is None:
-        raise InputError("measure: one process measures, alone on the machine: workers can be given with ray only")
-    from placewise.evaluate.cached import Cached
-    from placewise.evaluate.measured import MeasuredEvaluator, MeasuredFactory
-    from placewise.evaluate.measured_worker import RunnerFactory
-    from placewise.measure.step_times import run_steps
+    problem: Problem
+    request: Request
+    bound: "Bound | None" = None  # from `find_bound`; a search without it can't stop at its target gap
+    step: "CapturedStep | None" = None  # what is measured; None: load `request.model`
+    workers: int | None = None
+    ray: str | None = None
+    on_failure: Callable[[str], None] = lambda line: None  # gets a line for each measurement that fails
 
-    make = RunnerFactory(request.model if step is None else step.step, problem, request.measure, run_steps)
-    timeout_seconds = request.measure.timeout_seconds
-    if ray is None:
-        with MeasuredEvaluator(problem, make, request.order, timeout_seconds, report) as measured:
-            yield Cached(measured)  # what was measured is not measured again
-        return
-    from placewise.evaluate.on_ray import OnRay
+    @contextmanager
+    def evaluator(self) -> Iterator[Evaluator]:
+        """Gives the evaluator that the request asks for: one that simulates, or one that measures."""
+        measure, order = self.request.measure, self.request.order
+        if measure is None:
+            with open_evaluator(self.problem, order, workers=self.workers, ray=self.ray) as evaluator:
+                yield evaluator
+            return
+        if self.workers is not None and self.ray is None:
+            raise InputError(
+                "workers can't be used with measure, unless with ray: one process measures, alone on the machine"
+            )
+        from placewise.evaluate.cached import Cached
+        from placewise.evaluate.measured import MeasuredEvaluator, MeasuredFactory
+        from placewise.evaluate.measured_worker import RunnerFactory
+        from placewise.measure.step_times import run_steps
 
-    there = MeasuredFactory(problem, make, request.order, timeout_seconds)
-    with OnRay(there, workers, None if ray == "local" else ray, one_per_machine=True) as machines:
-        yield Cached(machines)
+        make_runner = RunnerFactory(
+            self.request.model if self.step is None else self.step.step, self.problem, measure, run_steps
+        )
+        if self.ray is None:
+            with MeasuredEvaluator(self.problem, make_runner, order, measure.timeout_seconds, self.on_failure) as measured:
+                yield Cached(measured)  # no placement is measured twice
+            return
+        from placewise.evaluate.on_ray import OnRay
+
+        make_measured = MeasuredFactory(self.problem, make_runner, order, measure.timeout_seconds)
+        address = None if self.ray == "local" else self.ray
+        with OnRay(make_measured, self.workers, address, one_per_machine=True) as machines:
+            yield Cached(machines)
+
+    def search(
+        self,
+        on_batch: Callable[[Progress], None] | None = None,
+        *,
+        record: Run | str | Path | None = None,
+        evaluator: Evaluator | None = None,
+    ) -> Outcome:
+        """Returns what the search finds.
+
+        `record` is a run file, or an open run: the search is recorded there and continues where the record ends; a finished
+        one is answered from the record. `evaluator` replaces the one that the request asks for.
+        """
+        with nullcontext(evaluator) if evaluator is not None else self.evaluator() as judge, self._open_run(record) as run:
+            if run is not None and (found := run.outcome()) is not None:
+                return found
+            outcome = search(
+                self.problem,
+                make(self.request.strategy, dict(self.request.settings)),
+                judge,
+                budget=self.request.budget,
+                seed=self.request.seed,
+                bound_seconds=None if self.bound is None else self.bound.seconds,
+                record=run,
+                on_batch=on_batch,
+                at_once=getattr(judge, "workers", 1) if self.request.measure else None,  # so that Ctrl-C loses little
+            )
+            if run is not None:
+                run.finish(outcome)
+            return outcome
+
+    @contextmanager
+    def _open_run(self, record: Run | str | Path | None) -> Iterator[Run | None]:
+        if record is None or isinstance(record, Run):
+            yield record
+            return
+        specification = specify(self.problem, self.request)
+        with RunFile(record) as file:
+            number = file.find(specification)
+            with file.create(specification, self.problem) if number is None else Run(file, number) as run:
+                yield run
+
+    def schedule(self, outcome: Outcome) -> Schedule:
+        """Returns what the simulator predicts for the best placement; NothingFits if there is none."""
+        simulator = Simulator(self.problem, self.request.order)
+        if outcome.placement is None:
+            raise NothingFits(_why_nothing_fits(simulator, outcome))
+        return simulator.schedule(outcome.placement, outcome.order)
+
+    def plan(self, outcome: Outcome, schedule: Schedule | None = None) -> Plan:
+        """Returns the plan for the best placement; `schedule` is what `schedule` returned, if it was called already."""
+        problem, request, bound = self.problem, self.request, self.bound
+        schedule = schedule or self.schedule(outcome)
+        is_measured = request.measure is not None
+        step_seconds = outcome.step_seconds if is_measured else schedule.step_seconds
+        is_program = bool((np.diff(schedule.order) > 0).all())
+        improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
+        return Plan(
+            placement=problem.expand(schedule.placement),
+            order=None if is_program else tuple(schedule.order.tolist()),
+            graph_digest=digest_of_graph(problem.graph),
+            cluster=problem.cluster.name,
+            strategy=request.strategy,
+            parameters=parameters_of(request),
+            seed=request.seed,
+            evaluations=outcome.evaluations,
+            step_seconds=step_seconds,
+            bound_seconds=None if bound is None else bound.seconds,
+            gap=None if bound is None or is_measured else gap_of(step_seconds, bound.seconds),
+            fits=schedule.fits,
+            peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
+            history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
+            predicted_seconds=schedule.step_seconds if is_measured else None,
+        )
 
 
 def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":
-    """Returns what no placement of the graph's own groups beats, whatever a search keeps together; None if that fails."""
+    """Returns the bound for the graph's own groups, however the search groups them further; None if it can't be found."""
     from placewise.bounds.best_bound import bound
 
-    whole = problem if problem.grouping == COLOCATED else Problem.of(problem.graph, problem.cluster)
+    ungrouped = problem if problem.grouping == COLOCATED else Problem.of(problem.graph, problem.cluster)
     try:
-        return bound(whole, seconds=seconds)
-    except Exception as trouble:  # a search is worth having without it
-        warnings.warn(f"there is no bound for this step: {type(trouble).__name__}: {trouble}", stacklevel=2)
+        return bound(ungrouped, seconds=seconds)
+    except Exception as reason:  # a search is useful without it
+        warnings.warn(f"there is no bound for this step: {type(reason).__name__}: {reason}", stacklevel=2)
         return None
 
 
-def run(
-    problem: Problem,
-    request: Request,
-    evaluator: Evaluator,
-    *,
-    limit: "Bound | None" = None,
-    run_file: str | Path | None = None,
-    on_step: Callable[[Progress], None] | None = None,
-) -> Outcome:
-    """Returns what a search finds; with a run file it is recorded, and goes on where it was left."""
-    if run_file is None:
-        return _search(problem, request, evaluator, limit, None, on_step)
-    with RunFile(run_file) as file:
-        specification = specify(problem, request)
-        number = file.find(specification)
-        with file.create(specification, problem) if number is None else Run(file, number) as record:
-            return go_on(problem, request, evaluator, record, limit=limit, on_step=on_step)
-
-
-def go_on(
-    problem: Problem,
-    request: Request,
-    evaluator: Evaluator,
-    record: Run,
-    *,
-    limit: "Bound | None" = None,
-    on_step: Callable[[Progress], None] | None = None,
-) -> Outcome:
-    """Returns what a recorded run finds, going on where it was left; a finished one is answered from the record."""
-    if (found := record.outcome()) is not None:
-        return found
-    outcome = _search(problem, request, evaluator, limit, record, on_step)
-    record.finish(outcome)
-    return outcome
-
-
-def _search(
-    problem: Problem,
-    request: Request,
-    evaluator: Evaluator,
-    limit: "Bound | None",
-    record: Run | None,
-    on_step: Callable[[Progress], None] | None,
-) -> Outcome:
-    return search(
-        problem,
-        make(request.strategy, dict(request.settings)),
-        evaluator,
-        budget=request.budget,
-        seed=request.seed,
-        bound_seconds=None if limit is None else limit.seconds,
-        record=record,
-        on_step=on_step,
-        at_once=getattr(evaluator, "workers", 1) if request.measure else None,  # measuring takes long: little is lost
-    )
-
-
-def predict(problem: Problem, request: Request, outcome: Outcome) -> Schedule:
-    """Returns what the simulator predicts for an outcome; NothingFits where it has no placement."""
-    simulator = Simulator(problem, request.order)
-    if outcome.placement is None:
-        raise NothingFits(_why_nothing_fits(simulator, outcome))
-    return simulator.schedule(outcome.placement, outcome.order)
-
-
-def make_plan(problem: Problem, request: Request, outcome: Outcome, schedule: Schedule, limit: "Bound | None") -> Plan:
-    """Returns the plan of an outcome, with what is predicted for it and what no other beats."""
-    is_measured = request.measure is not None
-    step_seconds = outcome.step_seconds if is_measured else schedule.step_seconds
-    is_program = bool((np.diff(schedule.order) > 0).all())
-    improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
-    return Plan(
-        placement=problem.expand(schedule.placement),
-        order=None if is_program else tuple(schedule.order.tolist()),
-        graph_digest=digest_of_graph(problem.graph),
-        cluster=problem.cluster.name,
-        strategy=request.strategy,
-        parameters=parameters_of(request),
-        seed=request.seed,
-        evaluations=outcome.evaluations,
-        step_seconds=step_seconds,
-        bound_seconds=None if limit is None else limit.seconds,
-        gap=None if limit is None or is_measured else gap_of(step_seconds, limit.seconds),
-        fits=schedule.fits,
-        peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
-        history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
-        predicted_seconds=schedule.step_seconds if is_measured else None,
-    )
-
-
 def gap_of(step_seconds: float, bound_seconds: float) -> float | None:
-    """Returns found / bound - 1; None where the bound says nothing."""
+    """Returns found / bound - 1; None if the bound is 0 and the step is not."""
     if bound_seconds <= 0:
         return 0.0 if step_seconds == 0 else None
     return step_seconds / bound_seconds - 1
 
 
 def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
-    """Returns by how much the placement that overflows least does not fit, and where."""
-    tried = f"nothing fits: of {outcome.evaluations:,} placements that were tried"
+    """Returns on which devices the placement that overflows least does not fit, and by how much."""
+    tried = f"nothing fits: of {outcome.evaluations:,} placements tried,"
     if outcome.closest is None:
         return f"{tried} none was judged"
     schedule = simulator.schedule(outcome.closest)
@@ -244,5 +235,5 @@ def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
         if peak > device.memory_bytes
     ]
     if not over:
-        return f"{tried} none could be run; the simulator says that they fit"
+        return f"{tried} none could be run, though the simulator predicts that they fit"
     return f"{tried} the one that overflows least: {', '.join(over)}"

@@ -1,4 +1,4 @@
-"""What to search, and how: a request, and the specification of a run that is made of it."""
+"""A request: what to search and how; and its specification, as a run file records it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ DEFAULT_STRATEGY = "auto"
 
 @dataclass(frozen=True)
 class Request:
-    """What to search, and how; the names are for people."""
+    """What to search and how. The names of the model and the cluster are for people, and to load the model for measuring."""
 
     strategy: str = DEFAULT_STRATEGY
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Request:
     order: str = "priority"
     model: str = ""
     cluster: str = ""
-    measure: Measure | None = None  # None: placements are simulated
+    measure: Measure | None = None  # None: simulate placements
 
     def __post_init__(self) -> None:
         if self.seed is not None and self.seed < 0:
@@ -36,7 +36,7 @@ class Request:
 
 
 def specify(problem: Problem, request: Request) -> Specification:
-    """Returns the specification of a run: all that its history depends on."""
+    """Returns the specification of a run."""
     return Specification(
         model=request.model,
         cluster=request.cluster,
@@ -52,7 +52,7 @@ def specify(problem: Problem, request: Request) -> Specification:
 
 
 def parameters_of(request: Request) -> dict[str, Any]:
-    """Returns all hyper-parameters of the requested strategy, those that were not set too."""
+    """Returns all hyper-parameters of the requested strategy, including those that were not set."""
     strategy = make(request.strategy, dict(request.settings))
     return {name: getattr(strategy, name) for name in parameters(request.strategy)}
 
@@ -65,5 +65,5 @@ def requested(specification: Specification) -> Request:
 
 
 def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Returns hyper-parameters as the command line writes them."""
+    """Returns hyper-parameters as text, as the command line takes them."""
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()}

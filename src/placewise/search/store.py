@@ -1,4 +1,4 @@
-"""Runs in one SQLite file: what was searched, and every evaluation, so that a killed run resumes and loses nothing."""
+"""The run file (SQLite): each run with its specification and every evaluation, so that a killed run resumes without loss."""
 
 import fcntl
 import gzip
@@ -26,9 +26,9 @@ from placewise.formats.graph_file import format_graph, parse_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import JudgedBatch, Outcome
 
-APPLICATION_ID, VERSION = 0x504C5753, 1  # SQLite's own fields for telling files apart
+APPLICATION_ID, VERSION = 0x504C5753, 1  # mark the file as ours, in SQLite's own fields
 
-SLOW_SECONDS = 0.05  # a step that took longer is also flushed to the disk before the next one
+SLOW_SECONDS = 0.05  # a batch that took longer is flushed to the disk before the next one
 
 SCHEMA = """
 create table if not exists problems (
@@ -48,7 +48,7 @@ create table if not exists steps (
 
 @dataclass(frozen=True)
 class Specification:
-    """All that a run's history depends on, and what people call it."""
+    """Everything that a run's history depends on, and the names of its model and cluster."""
 
     model: str
     cluster: str
@@ -59,33 +59,33 @@ class Specification:
     seed: int
     budget: Budget
     versions: dict[str, str] = field(default_factory=dict)
-    measured: dict[str, Any] = field(default_factory=dict)  # how placements were measured; empty: they were simulated
+    measured: dict[str, Any] = field(default_factory=dict)  # how placements are measured; empty: they are simulated
 
     @property
     def key(self) -> str:
-        """What tells this run from others: all but the names that people gave."""
+        """The identity of a run: all fields but the names of the model and the cluster."""
         fields = {name: value for name, value in asdict(self).items() if name not in ("model", "cluster")}
         if self.measured:
-            fields["model"] = self.model  # what was run
+            fields["model"] = self.model  # the process that measures loads it by this name
         else:
-            del fields["measured"]  # as in files of before there were measurements
+            del fields["measured"]  # older files do not have it
         return digest_of(fields)
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as a list shows it."""
+    """A run as `placewise runs` lists it."""
 
     number: int
     specification: Specification
     created: float
-    status: str  # running, or why it ended
+    status: str  # running, or why the search ended
     evaluations: int
-    step_seconds: float | None  # of the best placement, None where nothing fits yet
+    step_seconds: float | None  # of the best placement; None: nothing fits yet
 
 
 class RunFile:
-    """A file of runs. Many may read while one writes; a run has one writer at a time."""
+    """A run file. Many processes can read it while others write; each run has one writer at a time."""
 
     def __init__(self, path: str | Path, *, create: bool = True) -> None:
         self.path = Path(path)
@@ -95,14 +95,14 @@ class RunFile:
             self._connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
             self._prepare()
         except sqlite3.Error as problem:
-            raise StoreError(f"{path}: is no run file, or is damaged: {problem}") from None
+            raise StoreError(f"{path}: is not a run file, or is damaged: {problem}") from None
 
     def _prepare(self) -> None:
         connection = self._connection
         is_empty = connection.execute("select count(*) from sqlite_master").fetchone()[0] == 0
         found = connection.execute("pragma application_id").fetchone()[0]
         if not is_empty and found != APPLICATION_ID:
-            raise StoreError(f"{self.path}: is a SQLite file of another program")
+            raise StoreError(f"{self.path}: is not a run file, but a SQLite file of another program")
         version = connection.execute("pragma user_version").fetchone()[0]
         if not is_empty and version != VERSION:
             raise StoreError(f"{self.path}: has version {version}, this placewise reads version {VERSION}")
@@ -123,19 +123,19 @@ class RunFile:
         self.close()
 
     def execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
-        """Returns the cursor of a statement; trouble with the file is a StoreError."""
+        """Executes a statement and returns its cursor; an SQLite error becomes a StoreError."""
         try:
             return self._connection.execute(statement, values)
         except sqlite3.Error as problem:
             raise StoreError(f"{self.path}: is damaged, or can't be written: {problem}") from None
 
-    def find(self, specification: Specification) -> "int | None":
-        """Returns the number of the run that is specified so, or None."""
+    def find(self, specification: Specification) -> int | None:
+        """Returns the number of the run with this specification, or None."""
         row = self.execute("select id from runs where key = ? order by id", (specification.key,)).fetchone()
         return None if row is None else int(row[0])
 
     def create(self, specification: Specification, problem: Problem) -> "Run":
-        """Returns a new run, to be written."""
+        """Returns a new run, open for writing."""
         graph = gzip.compress(format_graph(problem.graph).encode(), compresslevel=1, mtime=0)
         values = (problem.digest, graph, format_cluster(problem.cluster), problem.grouping)
         self.execute("insert or ignore into problems values (?, ?, ?, ?)", values)
@@ -149,7 +149,7 @@ class RunFile:
         return [self.info(int(row[0])) for row in self.execute("select id from runs order by id").fetchall()]
 
     def info(self, number: int) -> RunInfo:
-        """Returns one run as a list shows it."""
+        """Returns one run as `placewise runs` lists it."""
         row = self.execute("select specification, created, status from runs where id = ?", (number,)).fetchone()
         if row is None:
             known = ", ".join(str(entry[0]) for entry in self.execute("select id from runs order by id"))
@@ -172,11 +172,11 @@ class RunFile:
         cluster: Cluster = parse_cluster(tomllib.loads(row[1]), str(self.path))
         problem = Problem.of(graph, cluster, row[2])
         if problem.digest != digest:
-            raise StoreError(f"{self.path}: the problem of run {number} has changed: was it made by another version?")
+            raise StoreError(f"{self.path}: the problem of run {number} has changed: was it recorded by another version?")
         return problem
 
-    def steps(self, number: int) -> Iterator[JudgedBatch]:
-        """Returns the steps of a run that are recorded, also while another process writes it."""
+    def batches(self, number: int) -> Iterator[JudgedBatch]:
+        """Returns the batches recorded for a run, even while another process writes it."""
         query = """select cost, step_seconds, overflow_bytes, notes, digest, seconds, placement, launch_order
                    from steps where run = ? order by number"""
         for cost, seconds, overflow, notes, digest, elapsed, placement, order in self.execute(query, (number,)):
@@ -185,7 +185,7 @@ class RunFile:
 
 
 class Run:
-    """One run, held for writing: a second writer is refused until this one closes or its process ends."""
+    """A run that is open for writing: a second writer is refused until this one is closed or its process ends."""
 
     def __init__(self, file: RunFile, number: int) -> None:
         self.file, self.number = file, number
@@ -195,7 +195,7 @@ class Run:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._lock.fileno()).st_ino != os.stat(self._lock_path).st_ino:
-                raise OSError  # the last writer took the file away while we waited: another one may hold a new one
+                raise OSError  # the last writer deleted the lock file meanwhile: another process may hold a new one
         except OSError:
             self._lock.close()
             raise StoreError(f"{file.path}: run {number} is being written by another process") from None
@@ -209,22 +209,22 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Lets others write the run."""
+        """Lets another process write the run."""
         self._lock_path.unlink(missing_ok=True)
         self._lock.close()
 
-    def steps(self) -> Iterator[JudgedBatch]:
-        """Returns the steps that are recorded."""
-        return self.file.steps(self.number)
+    def batches(self) -> Iterator[JudgedBatch]:
+        """Returns the batches recorded so far."""
+        return self.file.batches(self.number)
 
-    def add(self, step: JudgedBatch) -> None:
-        """Commits a step; one that took long is on the disk when this returns."""
+    def add(self, batch: JudgedBatch) -> None:
+        """Commits a batch; one that took long is on the disk when this returns."""
         is_slow = time.monotonic() - self._last > SLOW_SECONDS
-        evaluation, best = step.evaluation, step.best
+        evaluation, best = batch.evaluation, batch.best
         values = (
-            *(self.number, self._count, step.digest),
+            *(self.number, self._count, batch.digest),
             *(np.asarray(column, kind).tobytes() for column, kind in zip(evaluation, _COLUMNS, strict=True)),
-            *(json.dumps(step.notes, default=float), step.seconds),
+            *(json.dumps(batch.notes, default=float), batch.seconds),
             None if best is None else _pack(best[0], np.int16),
             None if best is None or best[1] is None else _pack(best[1], np.int32),
         )
@@ -234,25 +234,25 @@ class Run:
         self._last = time.monotonic()
 
     def outcome(self) -> Outcome | None:
-        """Returns what a finished run found; None for one that can go on, and where nothing fits: that is searched anew."""
+        """Returns what a finished run found; None if it can continue, or if nothing fits: then the search is replayed."""
         row = self.file.execute("select status, outcome from runs where id = ?", (self.number,)).fetchone()
         if row[1] is None:
             return None
         best: tuple[Ints, Ints | None] | None = None
         spent, step_seconds, history = 0, np.inf, []
-        for step in self.steps():
-            spent += len(step.evaluation.cost)
-            if step.best is not None:
-                best, step_seconds = step.best, _best_seconds(step.evaluation)
+        for batch in self.batches():
+            spent += len(batch.evaluation.cost)
+            if batch.best is not None:
+                best, step_seconds = batch.best, _best_seconds(batch.evaluation)
             history.append((spent, step_seconds))
         seconds = json.loads(row[1])["seconds"]
         return None if best is None else Outcome(row[0], *best, step_seconds, spent, seconds, tuple(history))
 
     def finish(self, outcome: Outcome) -> None:
-        """Notes how the run ended; one that was stopped can go on."""
+        """Records how the run ended; a run that was stopped stays unfinished."""
         if outcome.status != "stopped":
-            said = json.dumps({"evaluations": outcome.evaluations, "seconds": outcome.seconds})
-            self.file.execute("update runs set status = ?, outcome = ? where id = ?", (outcome.status, said, self.number))
+            summary = json.dumps({"evaluations": outcome.evaluations, "seconds": outcome.seconds})
+            self.file.execute("update runs set status = ?, outcome = ? where id = ?", (outcome.status, summary, self.number))
 
 
 _COLUMNS = (np.float64, np.float64, np.int64)  # of an Evaluation

@@ -173,7 +173,7 @@ def test_updates_are_counted_in_the_notes() -> None:
         small.simulator,
         budget=Budget(evaluations=64),
         seed=0,
-        on_step=lambda p: seen.append(p.notes),
+        on_batch=lambda p: seen.append(p.notes),
     )
     assert seen[0] == {}
     assert [b["update"] - a["update"] for a, b in pairwise(seen[1:])] == [4, 4]

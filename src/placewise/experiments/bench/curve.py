@@ -11,7 +11,7 @@ from placewise.core.problem import Problem
 from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import Progress
-from placewise.search.planner import run
+from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES
@@ -54,6 +54,6 @@ def _curve(problem: Problem, name: str) -> tuple[Any, Any]:
         points.append((progress.seconds, progress.step_seconds))
 
     with suppress(StrategyError):
-        run(problem, Request(name, budget=Budget(seconds=SECONDS)), simulator, on_step=keep)
+        Planner(problem, Request(name, budget=Budget(seconds=SECONDS))).search(keep, evaluator=simulator)
     seconds, steps = np.array(points).reshape(-1, 2).T
     return seconds, steps

@@ -85,7 +85,7 @@ class _Samples:
     def __init__(self) -> None:
         self.costs: list[float] = []
 
-    def steps(self) -> tuple[JudgedBatch, ...]:
+    def batches(self) -> tuple[JudgedBatch, ...]:
         return ()
 
     def add(self, step: JudgedBatch) -> None:

@@ -30,7 +30,7 @@ from placewise.run.step.compiling import compile_placement
 from placewise.run.step.failures import is_out_of_memory
 from placewise.search.budget import Budget
 from placewise.search.driver import Outcome, unless_stopped
-from placewise.search.planner import make_plan, predict, run
+from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
@@ -134,7 +134,7 @@ def _found(
     for name in trial.strategies:
         request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
         try:
-            outcome = unless_stopped(run(problem, request, simulator))
+            outcome = unless_stopped(Planner(problem, request).search(evaluator=simulator))
         except StrategyError as why:  # this one does not suit the problem, or is not installed
             tell(f"{name}: {why}")
             continue
@@ -199,12 +199,14 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
 
     with TemporaryDirectory() as folder:
         path = f"{folder}/plan.json"
-        make_plan(problem, request, outcome, predict(problem, request, outcome), None).save(path)
+        Planner(problem, request).plan(outcome).save(path)
         budget = Budget(trial.measurements, trial.measuring_seconds)
         settings = {**request.settings, "start": path}
         request = Request(request.strategy, settings, budget, measure=runner.measure)
         return unless_stopped(
-            run(problem, request, lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure))
+            Planner(problem, request).search(
+                evaluator=lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure)
+            )
         )
 
 

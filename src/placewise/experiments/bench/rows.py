@@ -16,7 +16,7 @@ from placewise.formats.files import Table, parse_json, read_bytes, write_bytes
 from placewise.models import load_graph
 from placewise.search.budget import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Budget
 from placewise.search.driver import unless_stopped
-from placewise.search.planner import find_bound, gap_of, run
+from placewise.search.planner import Planner, find_bound, gap_of
 from placewise.search.request import Request
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, parameters
@@ -141,7 +141,7 @@ def _search(row: Row, problem: Problem, name: str, effort: Effort) -> Result:
     settings = {"evaluations": str(effort.evaluations)} if "evaluations" in parameters(name) else {}
     request = Request(name, settings, effort.budget(name), effort.seed, model=row.model, cluster=row.cluster)
     try:
-        outcome = unless_stopped(run(problem, request, Simulator(problem)))
+        outcome = unless_stopped(Planner(problem, request).search(evaluator=Simulator(problem)))
     except StrategyError as rule:  # this strategy can't: the others go on
         return {"step_seconds": None, "evaluations": 0, "search_seconds": 0.0, "problem": str(rule)}
     fits = outcome.placement is not None

@@ -18,7 +18,7 @@ from placewise.evaluate.simulated import SimulatorFactory
 from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import Outcome, Progress
-from placewise.search.planner import run
+from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.simulate.simulator import Simulator
 
@@ -62,7 +62,7 @@ def bench_scale_out(trial: Trial, models: tuple[str, ...] = ()) -> list[dict[str
     """
     problem = Problem.of(load_graph(models[0] if models else MODEL), Cluster.load(models[1] if len(models) > 1 else CLUSTER))
     request = Request("post", {"evaluations": str(trial.evaluations)}, Budget(trial.evaluations), 0, "program")
-    expected = run(problem, request, Simulator(problem, "program")).history
+    expected = Planner(problem, request).search(evaluator=Simulator(problem, "program")).history
     rows: list[dict[str, Any]] = []
     for workers, kills in (*((number, 0) for number in trial.workers), (max(trial.workers), trial.kills)):
         row = _measure(problem, request, trial, workers, kills, expected)
@@ -76,6 +76,7 @@ def bench_scale_out(trial: Trial, models: tuple[str, ...] = ()) -> list[dict[str
 def _measure(
     problem: Problem, request: Request, trial: Trial, workers: int, kills: int, expected: tuple[tuple[int, float], ...]
 ) -> dict[str, Any]:
+    planner = Planner(problem, request)
     with tempfile.TemporaryDirectory(prefix="placewise-") as name:
         folder = Path(name)
         started = time.monotonic()
@@ -84,9 +85,9 @@ def _measure(
             _warm_up(evaluator, problem, folder)
             killer = _Killer(folder, trial, kills)
             begun = time.monotonic()
-            outcome: Outcome = run(problem, request, evaluator, on_step=killer, run_file=folder / "runs.db")
+            outcome: Outcome = planner.search(killer, record=folder / "runs.db", evaluator=evaluator)
             wall = time.monotonic() - begun
-        again = run(problem, request, evaluator, run_file=folder / "runs.db")  # answered from the record
+        again = planner.search(record=folder / "runs.db", evaluator=evaluator)  # answered from the record
     return {
         "workers": workers,
         "killed": killer.killed,

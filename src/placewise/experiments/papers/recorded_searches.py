@@ -12,7 +12,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
 from placewise.search.driver import unless_stopped
-from placewise.search.planner import run
+from placewise.search.planner import Planner
 from placewise.search.request import Request, specify
 from placewise.search.store import RunFile
 from placewise.strategies import parameters
@@ -77,7 +77,9 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
     for seed in range(seeds):
         request = Request(strategy, settings, Budget(evaluations), seed, model=contest.model, cluster=contest.cluster)
         try:
-            outcome = unless_stopped(run(contest.problem, request, contest.evaluator, run_file=contest.run_file))
+            outcome = unless_stopped(
+                Planner(contest.problem, request).search(record=contest.run_file, evaluator=contest.evaluator)
+            )
         except StrategyError as rule:
             return Found(strategy, (), settings=settings, problem=str(rule))
         times.append(None if outcome.placement is None else outcome.step_seconds)
@@ -93,9 +95,9 @@ def _improvements(contest: Contest, request: Request) -> tuple[Improvement, ...]
         number = file.find(specify(contest.problem, request))
         assert number is not None
         spent = 0
-        for step in file.steps(number):
-            spent += len(step.evaluation.cost)
-            if step.best is not None:
-                fits = step.evaluation.overflow_bytes == 0
-                found.append((spent, step.seconds, float(step.evaluation.step_seconds[fits].min())))
+        for batch in file.batches(number):
+            spent += len(batch.evaluation.cost)
+            if batch.best is not None:
+                fits = batch.evaluation.overflow_bytes == 0
+                found.append((spent, batch.seconds, float(batch.evaluation.step_seconds[fits].min())))
     return tuple(found)
