@@ -1,7 +1,7 @@
 """Compares strategies on one problem, on equal terms: the same number of evaluations, the same seeds.
 
-Every strategy is run by the same loop, which counts what is judged; so equal budgets are equal. A strategy that answers at
-once leaves the rest of its budget. The command line does the same: `placewise compare MODEL --cluster C --budget 200`.
+The same loop runs every strategy and counts what is judged, so equal budgets are really equal. A strategy that finishes early
+leaves the rest of its budget unused. The command line does the same: `placewise compare MODEL --cluster C --budget 200`.
 """
 
 import placewise as pw

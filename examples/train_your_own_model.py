@@ -1,8 +1,8 @@
-"""Places a model of your own on two CPU devices, and trains it there; no GPU is needed.
+"""Places your own model on two CPU devices and trains it there; no GPU is needed.
 
-The model has two branches of equal weight, so the plan puts one on each device. `plan.compile` turns the step into a
-function that runs forward, backward and update where the plan says, and changes the model in place: afterwards it is the
-model that you know, ready for `state_dict`, evaluation and checkpoints.
+The model has two branches of equal size, so the plan puts one on each device. `plan.compile` turns the step into a function
+that runs forward, backward and update on the devices of the plan and changes the model in place. Afterwards it is an
+ordinary model, ready for `state_dict`, evaluation and checkpoints.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ import placewise as pw
 
 
 class TwoBranches(nn.Module):
-    """Looks at its input in two ways, and adds up what they say."""
+    """Two branches that see the same input; their scores are added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class TwoBranches(nn.Module):
         self.right = nn.Sequential(nn.Linear(256, 1024), nn.Tanh(), nn.Linear(1024, 10))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns scores of ten classes."""
+        """Returns the scores of ten classes."""
         return self.left(inputs) + self.right(inputs)
 
 
@@ -41,5 +41,5 @@ train_step = plan.compile(step, machine)
 losses = [float(train_step(batch)) for _ in range(20)]
 print(f"loss {losses[0]:.3f} before the first step, {losses[-1]:.3f} before the last")
 with torch.no_grad():
-    print(f"the model itself has learned: {(model(batch[0]).argmax(dim=1) == batch[1]).float().mean():.0%} are right")
+    print(f"the model itself was trained: {(model(batch[0]).argmax(dim=1) == batch[1]).float().mean():.0%} are right")
 train_step.close()

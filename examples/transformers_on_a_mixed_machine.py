@@ -1,7 +1,7 @@
-"""Places a model of the transformers library on a machine with two unlike GPUs, without downloading or allocating weights.
+"""Places a model of the transformers library on a machine with two different GPUs, without downloading or allocating weights.
 
 The model is built from its configuration on the meta device, where tensors have shapes but no values, so any size works on a
-laptop. The batch is cut into four micro-batches: then a pipeline is a placement too. It needs `pip install transformers`.
+laptop. The batch is cut into four micro-batches, which allows pipelines. It needs `pip install transformers`.
 """
 
 import torch
@@ -15,7 +15,7 @@ with torch.device("meta"):
 optimizer = torch.optim.AdamW(model.parameters())
 tokens = torch.zeros(16, 256, dtype=torch.long)
 
-# A batch that is a dict is given by keywords, and the loss is the output's own.
+# A dict is passed as keyword arguments, and the loss is the output's own `.loss`.
 step = pw.capture(model, None, optimizer, {"input_ids": tokens, "labels": tokens}, micro_batches=4, name="small-llama")
 machine = pw.Cluster.load("4090+3060")
 

@@ -40,7 +40,7 @@ def is_above_the_bound(printed: str) -> None:
 def has_found_more_than_one_gpu(printed: str) -> None:
     rows = re.findall(rf"^([a-z-]+) +{NUMBER} ms after (\d+) evaluations$", printed, re.MULTILINE)
     found = {name: float(milliseconds) for name, milliseconds, _ in rows}
-    assert found["stretches"] < found["gpu-only"]
+    assert found["spans"] < found["gpu-only"]
 
 
 CHECKS: dict[str, Callable[[str], None]] = {
