@@ -1,7 +1,8 @@
 """Compares strategies on one problem, on equal terms: the same number of evaluations, the same seeds.
 
-The same loop runs every strategy and counts what is judged, so equal budgets are really equal. A strategy that finishes early
-leaves the rest of its budget unused. The command line does the same: `placewise compare MODEL --cluster C --budget 200`.
+The same loop runs every strategy and counts what is judged, so equal budgets are really equal. A strategy that finishes
+early leaves the rest of its budget unused. On the command line:
+`placewise compare MODEL --cluster C --budget 200`.
 """
 
 import placewise as pw

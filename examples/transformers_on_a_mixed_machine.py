@@ -1,4 +1,4 @@
-"""Places a model of the transformers library on a machine with two different GPUs, without downloading or allocating weights.
+"""Places a model of the transformers library on two different GPUs, without downloading or allocating weights.
 
 The model is built from its configuration on the meta device, where tensors have shapes but no values, so any size works on a
 laptop. The batch is cut into four micro-batches, which allows pipelines. It needs `pip install transformers`.
