@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from placewise import zoo
-from placewise.core.errors import InputError, ModelError
+from placewise.core.errors import InputError, ModelError, one_line
 from placewise.core.graph import Graph
-from placewise.formats.files import one_line, parse_json, read_bytes
+from placewise.formats.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from placewise.graph_capture.capture import CapturedStep
@@ -59,7 +59,7 @@ def _is_file(model: str) -> bool:
 
 def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
     if model.partition(":")[0] in zoo.MODELS:
-        step = zoo.build(model, device)
+        step = zoo.build_step(model, device)
     elif FUNCTION.fullmatch(model):
         step = _call(model, device)
     else:

@@ -36,7 +36,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: can't be written: it is what is read"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is no folder"),
     (["report", "runs.db", "9" * 30, "-o", "page.html"], "behind it stand numbers of runs"),
-    (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, it is 99999"),
+    (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, got 99999"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--plan", "none.json"], "none.json: there is no such file"),
     ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is no folder"),
     (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is no folder"),

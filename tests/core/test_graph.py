@@ -82,8 +82,8 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int], st
     "after itself": (TWO, [op(after=[0])], [], "ops[0] 'op': after names op 0, which does not stand before it"),
     "after a later op": (TWO, [op(after=[1]), op()], [], "ops[0] 'op': after names op 1, which does not stand"),
     "after no op": (TWO, [op(after=[5])], [], "ops[0] 'op': after names op 5, there are only 1"),
-    "group too high": (TWO, [op(group=3)], [], "ops[0] 'op': group must be at least 0 and below 3, it is 3"),
-    "home too high": ([tensor(home=2)], [op()], [], "tensors[0] 't': home must be a group, it is 2"),
+    "group too high": (TWO, [op(group=3)], [], "ops[0] 'op': group must be at least 0 and below 3, got 3"),
+    "home too high": ([tensor(home=2)], [op()], [], "tensors[0] 't': home must be a group, got 2"),
     "too many bytes": ([tensor(nbytes=MAX_BYTES + 1)], [], [], "tensors[0] 't': nbytes must be at least 0"),
     "alias of itself": ([tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back to itself"),
     "alias in a circle": ([tensor(alias_of=1), tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back"),
@@ -193,8 +193,8 @@ def test_a_tensor_knows_its_shape_or_does_not() -> None:
 @pytest.mark.parametrize(
     ("column", "rule"),
     [
-        ([0, 1, 0, 0, 0, 0], "tensors[1] 'w': shape must be one of the 1 shapes, it is number 1"),
-        ([0, 0, -2, 0, 0, 0], "tensors[2] 'h': shape must be one of the 1 shapes, it is number -2"),
+        ([0, 1, 0, 0, 0, 0], "tensors[1] 'w': shape must be one of the 1 shapes, got number 1"),
+        ([0, 0, -2, 0, 0, 0], "tensors[2] 'h': shape must be one of the 1 shapes, got number -2"),
         ([0], "graph: every column must have one entry"),
     ],
 )

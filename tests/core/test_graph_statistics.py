@@ -9,13 +9,13 @@ from hypothesis import given
 
 from placewise.core.costs import nominal_seconds
 from placewise.core.graph import Graph
-from placewise.core.graph_statistics import depths, describe, path_seconds
+from placewise.core.graph_statistics import Statistics, depths, path_seconds
 
 
 def test_the_tiny_graph_by_hand() -> None:
     """relu (1 ms) feeds mm (4 ms), mm.backward (3 ms) and the update (2 ms) follow: one path of 10 ms, all the work."""
     graph = tiny_graph()
-    facts = describe(graph, nominal_seconds(graph))
+    facts = Statistics.of(graph, nominal_seconds(graph))
     assert dataclasses.asdict(facts) == {
         "num_ops": 4,
         "num_groups": 3,
@@ -39,7 +39,7 @@ def test_a_diamond_by_hand() -> None:
     """0 (1 s) -> 1 (2 s), 2 (3 s) -> 3 (4 s), and 4 (5 s) apart: the path is 1 + 3 + 4, the work 15."""
     graph = wired([(0, 1), (0, 2), (1, 3), (2, 3)], 5, flops=[1, 2, 3, 4, 5], nbytes_moved=[10] * 5)
     seconds = np.array([1.0, 2, 3, 4, 5])
-    facts = describe(graph, seconds)
+    facts = Statistics.of(graph, seconds)
     assert path_seconds(graph, seconds).tolist() == [1, 3, 4, 8, 5]
     assert depths(graph).tolist() == [0, 1, 1, 2, 0]
     assert (facts.work_seconds, facts.critical_path_seconds, facts.parallelism) == (15, 8, 15 / 8)
@@ -57,23 +57,23 @@ def test_memory_that_is_shared_counts_once() -> None:
     """A parameter of 8 bytes, a resident view of it, and a version that an update makes in its place."""
     tensors = [tensor("w", 8, "parameter", home=0), tensor("v", 8, "parameter", home=0, alias_of=0)]
     graph = graph_of([*tensors, tensor("w'", 8, "parameter", alias_of=0)], [op(reads=[1], writes=[2])])
-    assert describe(graph, np.zeros(1)).resident_bytes == {"parameter": 8}
+    assert Statistics.of(graph, np.zeros(1)).resident_bytes == {"parameter": 8}
 
 
 def test_an_empty_graph_is_all_zeros() -> None:
-    facts = describe(graph_of([], []), np.zeros(0))
+    facts = Statistics.of(graph_of([], []), np.zeros(0))
     assert (facts.num_ops, facts.depth, facts.widest_level, facts.parallelism) == (0, 0, 0, 0)
     assert facts.resident_bytes == facts.ops_by_kind == {}
 
 
 def test_ops_that_take_no_time_have_no_parallelism() -> None:
-    assert describe(wired([(0, 1)], 2), np.zeros(2)).parallelism == 0
+    assert Statistics.of(wired([(0, 1)], 2), np.zeros(2)).parallelism == 0
 
 
 @given(graphs())
 def test_the_path_is_at_most_the_work_and_at_least_the_longest_op(graph: Graph) -> None:
     seconds = nominal_seconds(graph)
-    facts = describe(graph, seconds)
+    facts = Statistics.of(graph, seconds)
     assert seconds.max(initial=0) <= facts.critical_path_seconds <= facts.work_seconds * (1 + 1e-9)
     assert sum(facts.ops_by_phase.values()) == sum(facts.ops_by_kind.values()) == len(graph.ops)
     assert facts.widest_level <= len(graph.ops)

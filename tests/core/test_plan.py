@@ -119,14 +119,14 @@ def test_a_plan_holds_under_another_name_of_the_graph(files: Path, capsys: pytes
 
 def test_another_kind_of_file_is_named(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "plan.json").write_text((files / "graph.json").read_text())
-    assert "plan.json: format must be 'placewise-plan', it is 'placewise-graph'" in refused(command(files), capsys)
+    assert "plan.json: format must be 'placewise-plan', got 'placewise-graph'" in refused(command(files), capsys)
 
 
 def test_a_file_must_have_a_name(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = command(files)
     arguments[-1] = ""
     assert "plan: must not be empty" in refused(arguments, capsys)
-    with pytest.raises(PlanError, match="must be the name of a file"):
+    with pytest.raises(PlanError, match="expected the name of a file"):
         Plan.load("")
 
 
@@ -146,10 +146,10 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed must be a whole number"),
     ({"step_seconds": "fast"}, "step_seconds must be a finite number"),
     ({"fits": 1}, "fits must be true or false"),
-    ({"peak_bytes": []}, "peak_bytes must be a table"),
+    ({"peak_bytes": []}, "peak_bytes must be a dict"),
     ({"peak_bytes": {"gpu:0": -1}}, "peak_bytes: gpu:0 must be a whole number"),
     ({"history": [[1]]}, "history[0] must be [evaluations, seconds]"),
-    ({"devices": []}, "has no field 'devices'"),
+    ({"devices": []}, "unknown field 'devices'"),
 ]
 
 

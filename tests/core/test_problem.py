@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
-from placewise.core.costs import nominal_seconds, op_seconds
+from placewise.core.costs import nominal_seconds, predict_op_seconds
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph
 from placewise.core.problem import Problem
@@ -43,7 +43,7 @@ def ints(*values: Any) -> Ints:
 def test_op_seconds_by_hand(fields: dict[str, Any], gpu: float, cpu: float) -> None:
     """A GPU of 100 flop/s, 10 B/s and 0.5 s overhead, a CPU of 10 flop/s and 5 B/s without."""
     graph = graph_of([], [op(flops=1), op(**fields)])
-    assert op_seconds(graph, mixed_cluster())[1].tolist() == [gpu, cpu]
+    assert predict_op_seconds(graph, mixed_cluster())[1].tolist() == [gpu, cpu]
 
 
 def test_nominal_seconds_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_nominal_seconds_by_hand() -> None:
 def test_op_seconds_are_what_the_rule_says_one_by_one(graph: Graph) -> None:
     """The slow oracle: name, then kind, then the roofline, for one op on one device."""
     cluster = mixed_cluster()
-    seconds = op_seconds(graph, cluster)
+    seconds = predict_op_seconds(graph, cluster)
     for n in range(len(graph.ops)):
         for d, device in enumerate(cluster.devices):
             given_times = {key: times[n] for key, times in graph.ops.seconds.items() if not np.isnan(times[n])}
@@ -140,10 +140,10 @@ def test_good_placements_come_back_as_int64() -> None:
 @pytest.mark.parametrize(
     ("placements", "message"),
     [
-        ([0, 1, 0], "placements must be whole numbers of shape [batch, 3], they are int64 of shape [3]"),
-        ([[0, 1]], "placements must be whole numbers of shape [batch, 3], they are int64 of shape [1, 2]"),
-        ([[0.0, 1.0, 0.0]], "placements must be whole numbers of shape [batch, 3], they are float64 of shape [1, 3]"),
-        ([[False, True, False]], "placements must be whole numbers of shape [batch, 3], they are bool"),
+        ([0, 1, 0], "placements must be whole numbers of shape [batch, 3], got int64 of shape [3]"),
+        ([[0, 1]], "placements must be whole numbers of shape [batch, 3], got int64 of shape [1, 2]"),
+        ([[0.0, 1.0, 0.0]], "placements must be whole numbers of shape [batch, 3], got float64 of shape [1, 3]"),
+        ([[False, True, False]], "placements must be whole numbers of shape [batch, 3], got bool"),
         ([[0, 1, 0], [0, 1, 2]], "Expected 0 <= device < 2, placement 1 has 2 for group 2."),
         ([[0, -1, 0]], "Expected 0 <= device < 2, placement 0 has -1 for group 1."),
         ([[1, 1, 1], [0, 0, 0]], "placement 1 puts group 1 on 'gpu:0', which can't run all of its ops"),

@@ -62,8 +62,7 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
     def scaled(*args: Any, **settings: Any) -> Measurements:
         found, factor = measure_profile(*args, **settings), next(slower)
         timings = {
-            signature: {device: Timing(factor, 0.0, 1) for device in times}
-            for signature, times in found.profile.timings.items()
+            signature: {device: Timing(factor, 1) for device in times} for signature, times in found.profile.timings.items()
         }
         return replace(found, profile=replace(found.profile, timings=timings))
 

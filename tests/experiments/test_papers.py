@@ -83,7 +83,7 @@ def test_the_tables_are_whole() -> None:
             assert {*row.reported} <= {*names}
             assert row.cluster in PRESETS
             assert row.num_gpus == sum(device.kind == "gpu" for device in preset(row.cluster).devices)
-            assert all(zoo.parse(model) for model in (row.model, row.quick_model) if model)
+            assert all(zoo.parse_model(model) for model in (row.model, row.quick_model) if model)
     assert (*PAPERS, "calibrate") == WHAT
     with pytest.raises(InputError, match="there is no paper 'placeto'; the papers are post, post-appendix"):
         paper_of("placeto")

@@ -143,6 +143,17 @@ def test_what_is_written_reads_back(cluster: Cluster) -> None:
     assert again.digest == cluster.digest
 
 
+def test_numpy_scalars_are_written_as_plain_numbers() -> None:
+    """A measured cluster has them; their repr, np.float64(1.5), is not TOML."""
+
+    def measured(integer: Any, single: Any, double: Any) -> Cluster:
+        devices = (Device(name, "gpu", integer(2**30), single(2.5), double(1e11), double(1e-6)) for name in ("a", "b"))
+        links = (Link("a", "b", double(1e9), single(0.5), "bus"), Link("b", "a", double(1e9), double(1e-5)))
+        return Cluster("measured", tuple(devices), links, double(1e-6))
+
+    assert format_cluster(measured(np.int64, np.float32, np.float64)) == format_cluster(measured(int, float, float))
+
+
 def test_a_file_reads_back(tmp_path: Path) -> None:
     write_cluster(mixed_cluster(), tmp_path / "cluster.toml")
     assert read_cluster(tmp_path / "cluster.toml").digest == mixed_cluster().digest
@@ -254,29 +265,29 @@ SPECIAL: Broken = {
     "memory of 63 bits": (line("memory = 4096", f"memory = {2**63 - 1}"), ("device 'gpu:1'", "at most 2**62 bytes")),
     "empty": ("", ("needs the field 'devices'",)),
     "no devices": ("devices = []", ("devices", "a cluster needs at least one device")),
-    "devices is a table": ("[devices]\nname = 'gpu:0'", ("devices must be a list, it is a table",)),
-    "devices are names": ("devices = ['gpu:0']", ("devices[0]", "must be a table of fields, it is 'gpu:0'")),
-    "links is a table": (GOOD.replace("[[links]]", "[links]"), ("links must be a list, it is a table",)),
-    "links are names": ("links = [7]\n" + GOOD[: GOOD.index("[[links]]")], ("links[0]", "must be a table of fields")),
+    "devices is a dict": ("[devices]\nname = 'gpu:0'", ("devices must be a list, got a dict",)),
+    "devices are names": ("devices = ['gpu:0']", ("devices[0]", "must be a dict, got 'gpu:0'")),
+    "links is a dict": (GOOD.replace("[[links]]", "[links]"), ("links must be a list, got a dict",)),
+    "links are names": ("links = [7]\n" + GOOD[: GOOD.index("[[links]]")], ("links[0]", "must be a dict")),
     "default_link is a list": (
         GOOD + DEFAULT_LINK.replace("[default_link]", "[[default_link]]"),
         ("default_link", "a list"),
     ),
-    "default_link is a number": ("default_link = 7\n" + GOOD, ("default_link", "must be a table of fields, it is 7")),
+    "default_link is a number": ("default_link = 7\n" + GOOD, ("default_link", "must be a dict, got 7")),
     "default_link without latency": (GOOD + DEFAULT_LINK.replace("lat", "#"), ("default_link", "needs the field 'latency")),
     "default_link of no bandwidth": (GOOD + DEFAULT_LINK.replace("1e6", "0"), ("default_link", "bytes_per_second must be")),
-    "default_link of a device": (GOOD + DEFAULT_LINK + "from = 'gpu:0'\n", ("default_link", "has no field 'from'")),
-    "default_link both": (GOOD + DEFAULT_LINK + "both = true\n", ("default_link", "has no field 'both'")),
-    "unknown field": ("cores = 7\n" + GOOD, ("has no field 'cores'; the fields are format",)),
-    "unknown field of a device": (line('kind = "gpu"', 'kind = "gpu"\ncores = 7'), ("devices[0]", "has no field 'cores'")),
-    "unknown field of a link": (GOOD + "gbps = 7\n", ("links[0]", "has no field 'gbps'")),
-    "unknown table": (GOOD + "[network]\n", ("has no field 'network'",)),
+    "default_link of a device": (GOOD + DEFAULT_LINK + "from = 'gpu:0'\n", ("default_link", "unknown field 'from'")),
+    "default_link both": (GOOD + DEFAULT_LINK + "both = true\n", ("default_link", "unknown field 'both'")),
+    "unknown field": ("cores = 7\n" + GOOD, ("unknown field 'cores'; the fields are format",)),
+    "unknown field of a device": (line('kind = "gpu"', 'kind = "gpu"\ncores = 7'), ("devices[0]", "unknown field 'cores'")),
+    "unknown field of a link": (GOOD + "gbps = 7\n", ("links[0]", "unknown field 'gbps'")),
+    "unknown table": (GOOD + "[network]\n", ("unknown field 'network'",)),
     "format": (GOOD.replace("placewise-cluster", "placewise-graph"), ("format must be 'placewise-cluster'",)),
-    "format number": (GOOD.replace('"placewise-cluster"', "1"), ("format must be 'placewise-cluster', it is 1",)),
-    "version": (line("version = 1", "version = 2"), ("version must be 1, it is 2",)),
-    "version text": (line("version = 1", "version = '1'"), ("version must be 1, it is '1'",)),
-    "version true": (line("version = 1", "version = true"), ("version must be 1, it is true",)),
-    "version huge": (line("version = 1", f"version = {HUGE}"), ("version must be 1, it is a whole number of 80000 bits",)),
+    "format number": (GOOD.replace('"placewise-cluster"', "1"), ("format must be 'placewise-cluster', got 1",)),
+    "version": (line("version = 1", "version = 2"), ("version must be 1, got 2",)),
+    "version text": (line("version = 1", "version = '1'"), ("version must be 1, got '1'",)),
+    "version true": (line("version = 1", "version = true"), ("version must be 1, got true",)),
+    "version huge": (line("version = 1", f"version = {HUGE}"), ("version must be 1, got a whole number of 80000 bits",)),
     "two of a name": (GOOD.replace("gpu:1", "gpu:0"), ("device 'gpu:0'", "no two devices may share it")),
     "no name": (line('name = "gpu:0"', 'name = ""'), ("device ''", "name must not be empty")),
     "no kind": (line('kind = "gpu"', 'kind = ""'), ("device 'gpu:0'", "kind must not be empty")),
@@ -300,7 +311,7 @@ SPECIAL: Broken = {
     "too many digits": (line("flops = 1e12", "flops = " + "9" * 5000), NO_TOML),
     "surrogate": (line('name = "tiny"', r'name = "\ud800"'), NO_TOML),
     "deep": ("devices = " + "[" * 50_000, NO_TOML),
-    "gzip cut": (b"\x1f\x8b\x08\x00", ("is not a whole gzip file",)),
+    "gzip cut": (b"\x1f\x8b\x08\x00", ("is not a complete gzip file",)),
 }
 BROKEN = wrong_fields() | SPECIAL
 
@@ -355,7 +366,7 @@ def test_broken_files_in_a_process_of_their_own(tmp_path: Path, graph_file: str)
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        f"placewise: {path}: devices[0] 'gpu:0': flops must be a finite number above 0, it is a whole number of 80000 bits\n"
+        f"placewise: {path}: devices[0] 'gpu:0': flops must be a finite number above 0, got a whole number of 80000 bits\n"
     )
 
 

@@ -11,12 +11,18 @@ import numpy as np
 import pytest
 
 from placewise.core.cluster import Cluster
-from placewise.core.costs import op_seconds
+from placewise.core.costs import predict_op_seconds
 from placewise.core.errors import ClusterError, GraphError
 from placewise.core.graph import PHASES, Graph
 from placewise.formats.cluster_file import format_cluster
 from placewise.formats.graph_file import format_graph, read_graph, write_graph
-from placewise.formats.importers import dnn_partitioning, pipedream, read_any_graph
+from placewise.formats.importers import (
+    dnn_partitioning_cluster,
+    pipedream_cluster,
+    read_any_graph,
+    read_dnn_partitioning,
+    read_pipedream,
+)
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / ".." / "shared"
@@ -94,7 +100,7 @@ def test_partitioning_by_hand(tmp_path: Path) -> None:
     Node 1 holds 3000 bytes, 2000 of them its output, so 1000 are resident; node 3 has no output, all 700 are. Node 2's
     size, 0, has no room for its output of 500: it comes and goes, and only node 1's output stays to the end.
     """
-    graph = dnn_partitioning.read(write(tmp_path / "small.json", small_partitioning()))
+    graph = read_dnn_partitioning(write(tmp_path / "small.json", small_partitioning()))
     ops, tensors = graph.ops, graph.tensors
     assert graph.name == "small"
     assert ops.names == ("node1", "node2", "Conv3")
@@ -118,7 +124,7 @@ def test_partitioning_by_hand(tmp_path: Path) -> None:
 
 def test_partitioning_machine_by_hand(tmp_path: Path) -> None:
     """2 accelerators of 5000 bytes and a core; 1 MB/s to and from host memory, half of it between accelerators."""
-    cluster = dnn_partitioning.cluster_of(write(tmp_path / "small.json", small_partitioning()))
+    cluster = dnn_partitioning_cluster(write(tmp_path / "small.json", small_partitioning()))
     assert cluster.device_names == ("gpu:0", "gpu:1", "cpu:0")
     assert cluster.memory_bytes.tolist() == [5000, 5000, 2**40]
     np.testing.assert_allclose(cluster.bytes_per_second, [[np.inf, 5e5, 1e6], [5e5, np.inf, 1e6], [1e6, 1e6, np.inf]])
@@ -132,7 +138,7 @@ def test_partitioning_step_by_hand(tmp_path: Path) -> None:
     The accelerator holds 1700 resident bytes, node 1's output and the copy of node 2's: 4200; the CPU 2000 + 500.
     """
     path = write(tmp_path / "small.json", small_partitioning())
-    step = simulate(dnn_partitioning.read(path), dnn_partitioning.cluster_of(path), ["gpu:0", "cpu:0"])
+    step = simulate(read_dnn_partitioning(path), dnn_partitioning_cluster(path), ["gpu:0", "cpu:0"])
     assert step["step_seconds"] == pytest.approx(0.0275)
     assert step["peak_bytes"] == {"gpu:0": 4200, "gpu:1": 0, "cpu:0": 2500}
 
@@ -145,7 +151,7 @@ def test_cost_decides_over_size(tmp_path: Path) -> None:
     data = small_partitioning()
     data["edges"] = [edge(1, 2, 3.0, 0.0), edge(1, 3, 2.0, 2000.0), edge(2, 3, 0.0, 500.0)]
     del data["edges"][0]["size"]
-    graph = dnn_partitioning.read(write(tmp_path / "small.json", data))
+    graph = read_dnn_partitioning(write(tmp_path / "small.json", data))
     assert [graph.tensors.nbytes[row].tolist() for row in graph.ops.writes] == [[3000, 2000], [0], []]
 
 
@@ -154,20 +160,20 @@ def test_bandwidth_when_no_edge_says_it_and_when_it_is_given(tmp_path: Path) -> 
     data = small_partitioning()
     data["edges"] = [{"sourceId": 1, "destId": 2, "cost": 1.0}]
     path = write(tmp_path / "small.json", data)
-    assert dnn_partitioning.read(path).tensors.nbytes[0] == 2147484
-    assert dnn_partitioning.cluster_of(path).bytes_per_second[0, 2] == 2**31
-    assert dnn_partitioning.cluster_of(path, bytes_per_second=7.0).bytes_per_second[0, 2] == 7
+    assert read_dnn_partitioning(path).tensors.nbytes[0] == 2147484
+    assert dnn_partitioning_cluster(path).bytes_per_second[0, 2] == 2**31
+    assert dnn_partitioning_cluster(path, bytes_per_second=7.0).bytes_per_second[0, 2] == 7
 
 
 def test_ties_go_to_the_lowest_position(tmp_path: Path) -> None:
     """Without edges, the order is the file's."""
     data = {**small_partitioning(), "edges": []}
-    assert dnn_partitioning.read(write(tmp_path / "small.json", data)).ops.names == ("Conv3", "node1", "node2")
+    assert read_dnn_partitioning(write(tmp_path / "small.json", data)).ops.names == ("Conv3", "node1", "node2")
 
 
 def test_profile_merged_by_hand(tmp_path: Path) -> None:
     """A layer is an op: 1 + 0, 2 + 4, 0.5 + 0.25 and 1 + 1 ms, 9.75 in all; the LSTM's sizes are summed."""
-    graph = pipedream.read(write(tmp_path / "small.txt", SMALL_PROFILE), merged=True)
+    graph = read_pipedream(write(tmp_path / "small.txt", SMALL_PROFILE), merged=True)
     assert graph.ops.names == ("node1", "node2", "node3", "node4")
     assert graph.ops.kinds == ("Input", "LSTM", "ReLU", "Add")
     assert graph.ops.groups.tolist() == [0, 1, 2, 3]
@@ -185,7 +191,7 @@ def test_profile_by_hand(tmp_path: Path) -> None:
     The LSTM's backward reads what node 4 and node 3 wrote for it, its input and its parameters; it writes the gradient
     of its 1000 bytes of parameters, which is what the step leaves behind.
     """
-    graph = pipedream.read(write(tmp_path / "small.txt", SMALL_PROFILE))
+    graph = read_pipedream(write(tmp_path / "small.txt", SMALL_PROFILE))
     ops = graph.ops
     assert ops.names == ("node1", "node2", "node3", "node4", "node4.backward", "node3.backward", "node2.backward")
     assert ops.groups.tolist() == [0, 1, 2, 3, 3, 2, 1]
@@ -207,7 +213,7 @@ def test_profile_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shared_channels", [True, False])
 def test_comparison_machine_by_hand(shared_channels: bool) -> None:
     """A million bytes take 134 + 175.4 µs; 3 GPUs have 3 channels when each sends on its own, else 6."""
-    cluster = pipedream.cluster(3, shared_channels=shared_channels)
+    cluster = pipedream_cluster(3, shared_channels=shared_channels)
     seconds = cluster.latency_seconds[0, 1] + 1e6 / cluster.bytes_per_second[0, 1]
     assert seconds == pytest.approx(309.4e-6)
     assert len(cluster.channel_names) == (3 if shared_channels else 6)
@@ -218,8 +224,8 @@ def test_profile_step_by_hand(tmp_path: Path) -> None:
 
     Input and LSTM end at 7 ms, the copy of 200 bytes at 10, the ReLU at 10.75, the copy back at 13.75, Add at 15.75.
     """
-    graph = pipedream.read(write(tmp_path / "small.txt", SMALL_PROFILE), merged=True)
-    cluster = pipedream.cluster(2, latency_seconds=0.001, seconds_per_byte=1e-5)
+    graph = read_pipedream(write(tmp_path / "small.txt", SMALL_PROFILE), merged=True)
+    cluster = pipedream_cluster(2, latency_seconds=0.001, seconds_per_byte=1e-5)
     step = simulate(graph, cluster, ["gpu:0", "gpu:0", "gpu:1", "gpu:0"])
     assert step["step_seconds"] == pytest.approx(0.01575)
 
@@ -241,7 +247,7 @@ def test_read_any_graph_goes_by_content(tmp_path: Path) -> None:
 def test_published_partitioning(path: Path, tmp_path: Path) -> None:
     """An op for each node, the file's total times, each edge's size and cost, and every node's memory."""
     data = json.loads(path.read_text())
-    graph, cluster = read_any_graph(path), dnn_partitioning.cluster_of(path)
+    graph, cluster = read_any_graph(path), dnn_partitioning_cluster(path)
     nodes, edges = data["nodes"], data["edges"]
     assert len(graph.ops) == len(nodes)
     assert graph.ops.seconds["gpu"].sum() * 1000 == pytest.approx(sum(row["fpgaLatency"] for row in nodes))
@@ -263,7 +269,7 @@ def test_published_colors_are_groups(path: Path) -> None:
     """As many groups as colors and nodes without one."""
     rows = json.loads(path.read_text())["nodes"]
     colors = {row["colorClass"] for row in rows if "colorClass" in row}
-    assert dnn_partitioning.read(path).num_groups == len(colors) + sum("colorClass" not in row for row in rows)
+    assert read_dnn_partitioning(path).num_groups == len(colors) + sum("colorClass" not in row for row in rows)
 
 
 @files(PROFILES)
@@ -274,7 +280,7 @@ def test_published_profiles(path: Path, merged: bool, tmp_path: Path) -> None:
     num_layers = len(re.findall(r"^node", text, re.M))
     num_inputs = num_layers - len(set(re.findall(r"^\t.* -- (node\d+)$", text, re.M)))
     milliseconds = sum(map(float, re.findall(r"compute_time=([\d.]+)", text)))
-    graph = pipedream.read(path, merged=merged)
+    graph = read_pipedream(path, merged=merged)
     assert len(graph.ops) == (num_layers if merged else 2 * num_layers - num_inputs)
     assert graph.num_groups == num_layers
     assert graph.ops.seconds["gpu"].sum() * 1000 == pytest.approx(milliseconds)
@@ -285,8 +291,8 @@ def test_published_profiles(path: Path, merged: bool, tmp_path: Path) -> None:
 @files([path for path in PROFILES if path.name == "inception_v3.txt"])
 def test_inception_on_one_device(path: Path) -> None:
     """The file's times add up to 710.738 ms; the comparison has 710.8 for one device, 0.06 more than the file says."""
-    graph, cluster = pipedream.read(path, merged=True), pipedream.cluster(4)
-    milliseconds = op_seconds(graph, cluster)[:, 0].sum() * 1000
+    graph, cluster = read_pipedream(path, merged=True), pipedream_cluster(4)
+    milliseconds = predict_op_seconds(graph, cluster)[:, 0].sum() * 1000
     assert milliseconds == pytest.approx(710.738)
     assert milliseconds == pytest.approx(710.8, abs=0.1)
     step = simulate(graph, cluster, ["gpu:0"] * graph.num_groups)
@@ -312,17 +318,17 @@ BROKEN_PARTITIONING = {
     "huge time": (json.dumps(small_partitioning()).replace("40", "1e999", 1), "node 3: cpuLatency must be a finite"),
     "huge size": (changed("nodes", 1, size=1e30), r"node 1: size must be at most 2\*\*62"),
     "huge copy": (changed("edges", 0, size=1e80, cost=1e-250), r"node 'node1': its output must be at most 2\*\*62"),
-    "flag": (changed("nodes", 1, supportedOnFpga=2), "node 1: supportedOnFpga must be true, false, 1 or 0, it is 2"),
+    "flag": (changed("nodes", 1, supportedOnFpga=2), "node 1: supportedOnFpga must be true, false, 1 or 0, got 2"),
     "name": (changed("nodes", 1, name=7), "node 1: name must be text"),
     "same id": (changed("nodes", 1, id=3), r"node 3: nodes\[0\] and nodes\[1\] have the same id"),
-    "unknown head": (changed("edges", 2, destId=8), r"edges\[2\]: destId names node 8, there is none"),
+    "unknown head": (changed("edges", 2, destId=8), r"edges\[2\]: destId names node 8, which does not exist"),
     "negative cost": (changed("edges", 2, cost=-0.5), r"edges\[2\]: cost must be"),
     "missing cost": (changed("edges", 2, cost=None), r"edges\[2\]: needs the field 'cost'"),
-    "cycle": (changed("edges", 1, sourceId=3, destId=1), "node '(node1|node2|Conv3)': its edges lead back to it"),
-    "self": (changed("edges", 1, destId=1), "node 'node1': its edges lead back to it"),
+    "cycle": (changed("edges", 1, sourceId=3, destId=1), "node '(node1|node2|Conv3)': is part of a cycle"),
+    "self": (changed("edges", 1, destId=1), "node 'node1': is part of a cycle"),
     "no edges": ({"nodes": []}, "needs the field 'edges'"),
-    "nodes no list": ({"nodes": 3, "edges": []}, "nodes must be a list, it is 3"),
-    "node no table": ({"nodes": [3], "edges": []}, r"nodes\[0\]: must be a table of fields, it is 3"),
+    "nodes no list": ({"nodes": 3, "edges": []}, "nodes must be a list, got 3"),
+    "node no dict": ({"nodes": [3], "edges": []}, r"nodes\[0\]: must be a dict, got 3"),
     "cut off": (json.dumps(small_partitioning())[:-9], "is not JSON"),
     "other JSON": ({"cpus": [], "fpgas": []}, "must be a placewise graph"),
     "a list": ([1], "must be a placewise graph"),
@@ -332,19 +338,19 @@ BROKEN_PROFILE = {
         SMALL_PROFILE.replace("forward_compute_time=2.000, ", ""),
         "line 3: 'node2': needs the field 'forw",
     ),
-    "unknown field": (SMALL_PROFILE.replace("parameter_size=1", "size=1"), "line 3: 'node2': has no field 'size'"),
+    "unknown field": (SMALL_PROFILE.replace("parameter_size=1", "size=1"), "line 3: 'node2': unknown field 'size'"),
     "twice": (SMALL_PROFILE.replace("backward_compute_time=4", "forward_compute_time=4"), "line 3: .* is given twice"),
     "NaN": (SMALL_PROFILE.replace("=4.000", "=nan"), "line 3: 'node2': backward_compute_time must be a finite number"),
-    "negative": (SMALL_PROFILE.replace("; 50.0", "; -50.0"), "line 3: 'node2': activation_size must be .* it is -50.0"),
-    "no number": (SMALL_PROFILE.replace("=1000.000", "=many"), "parameter_size must be .* it is 'many'"),
+    "negative": (SMALL_PROFILE.replace("; 50.0", "; -50.0"), "line 3: 'node2': activation_size must be .* got -50.0"),
+    "no number": (SMALL_PROFILE.replace("=1000.000", "=many"), "parameter_size must be .* got 'many'"),
     "open list": (SMALL_PROFILE.replace("50.0]", "50.0"), "line 3: 'node2': activation_size must be"),
     "huge": (SMALL_PROFILE.replace("=1000.000", "=1e30"), r"parameter_size must be at most 2\*\*62 bytes"),
-    "same layer": (SMALL_PROFILE.replace("node3 -- R", "node2 -- R"), "line 4: 'node2' is already the layer of line 3"),
+    "same layer": (SMALL_PROFILE.replace("node3 -- R", "node2 -- R"), "line 4: 'node2' is already the layer in line 3"),
     "unknown layer": (SMALL_PROFILE.replace("\tnode3", "\tnode9"), "line 7: the edge names 'node9'"),
     "edge of three": (SMALL_PROFILE + "\tnode1 -- node2 -- node3\n", "line 9: a line that starts with a tab"),
     "short line": (SMALL_PROFILE + "node5 -- ReLU\n", "line 9: must be `node -- layer -- times and sizes`"),
-    "cycle": (SMALL_PROFILE + "\tnode4 -- node2\n", "layer 'node[234]': its edges lead back to it"),
-    "edges alone": ("\tnode1 -- node2\n", "must have a line for at least one layer"),
+    "cycle": (SMALL_PROFILE + "\tnode4 -- node2\n", "layer 'node[234]': is part of a cycle"),
+    "edges alone": ("\tnode1 -- node2\n", "must have at least one layer"),
     "prose": ("A network with three layers.\n", "must be a placewise graph"),
     "empty": ("", "must be a placewise graph"),
 }
@@ -375,7 +381,7 @@ def test_bytes_that_are_no_text(tmp_path: Path, content: bytes) -> None:
 
 def test_no_such_file(tmp_path: Path) -> None:
     """A file that is not there, by each of the ways to read one."""
-    for read in (read_any_graph, dnn_partitioning.read, dnn_partitioning.cluster_of, pipedream.read):
+    for read in (read_any_graph, read_dnn_partitioning, dnn_partitioning_cluster, read_pipedream):
         with pytest.raises(GraphError, match="there is no such file"):
             read(tmp_path / "absent")
 
@@ -384,7 +390,7 @@ def test_no_such_file(tmp_path: Path) -> None:
     ("fields", "rule"),
     [
         ({"maxFPGAs": None}, "maxFPGAs must be a whole number"),
-        ({"maxFPGAs": 0, "maxCPUs": 0}, r"maxFPGAs \+ maxCPUs must be from 1 to 1000, it is 0"),
+        ({"maxFPGAs": 0, "maxCPUs": 0}, r"maxFPGAs \+ maxCPUs must be from 1 to 1000, got 0"),
         ({"maxFPGAs": 10**6}, r"maxFPGAs \+ maxCPUs must be from 1 to 1000"),
         ({"maxSizePerFPGA": -1}, "maxSizePerFPGA must be a finite number"),
     ],
@@ -393,11 +399,11 @@ def test_broken_machines(tmp_path: Path, fields: dict[str, Any], rule: str) -> N
     """The machine's fields are checked when the machine is asked for."""
     path = write(tmp_path / "broken.json", {**small_partitioning(), **fields})
     with pytest.raises(GraphError, match=rule):
-        dnn_partitioning.cluster_of(path)
+        dnn_partitioning_cluster(path)
 
 
 def test_wrong_bandwidth(tmp_path: Path) -> None:
     """A bandwidth that is given must be one."""
     path = write(tmp_path / "small.json", small_partitioning())
     with pytest.raises(ClusterError, match=r"small\.json: link .*bytes_per_second must be a finite number above 0"):
-        dnn_partitioning.cluster_of(path, bytes_per_second=0.0)
+        dnn_partitioning_cluster(path, bytes_per_second=0.0)

@@ -315,7 +315,7 @@ def test_resnet_50_flops_are_the_closed_form() -> None:
 
     The first convolution's input needs no gradient, so its backward is once. Norms and the rest are below 2%.
     """
-    step = zoo.build("resnet:depth=50,batch=32")
+    step = zoo.build_step("resnet:depth=50,batch=32")
     forward: list[float] = []
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -530,7 +530,7 @@ def test_refused_batches_and_losses() -> None:
     model = nn.Linear(3, 2)
     refuses("batch has 5 rows, which 2 micro-batches do not divide", model, torch.ones(5, 3), micro_batches=2)
     refuses(r"batch\[1\] has 3 rows", model, (torch.ones(4, 3), torch.ones(3, 2)), nn.MSELoss(), micro_batches=4)
-    refuses("at least 1, it is 0", model, torch.ones(5, 3), micro_batches=0)
+    refuses("at least 1, got 0", model, torch.ones(5, 3), micro_batches=0)
     refuses(r"it is a tensor of shape \[5, 2\]", model, torch.ones(5, 3), lambda out: out)
     refuses("it is a float", model, torch.ones(5, 3), lambda out: 1.0)  # type: ignore[return-value, arg-type]
     refuses(r"it is a tensor of shape \[\]", model, torch.ones(5, 3), lambda out: out.detach().sum())

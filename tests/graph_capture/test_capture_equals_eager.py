@@ -263,7 +263,7 @@ def randomized(batch: Any) -> Any:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_the_zoo(name: str) -> None:
-    step = zoo.build(ZOO[name], device="cpu")
+    step = zoo.build_step(ZOO[name], device="cpu")
     assert step.optimizer is not None
     batches = [randomized(step.batch) for _ in range(4)]
     assert_equal_steps(step.model, step.loss_fn, step.optimizer, batches, 1 if name == "inception-v3" else 2)

@@ -176,7 +176,7 @@ def test_what_a_cpu_updates_and_a_gpu_reads_stays_pinned() -> None:
 @pytest.mark.parametrize("name", ZOO)
 def test_the_zoo_in_slices(name: str) -> None:
     torch.manual_seed(0)
-    step = capture_step(zoo.build(name, device="cpu"))
+    step = capture_step(zoo.build_step(name, device="cpu"))
     batch = random_batch(step)
     start = copy.deepcopy(step.step.model.state_dict())
     problem = Problem.of(step.graph, machine(*["gpu"] * 4))
@@ -200,7 +200,7 @@ def test_the_zoo_with_cuda_graphs(name: str, slices: int) -> None:
     losses = []
     for cuda_graphs in (False, True):
         torch.manual_seed(0)
-        step = capture_step(zoo.build(name, device="cpu"))
+        step = capture_step(zoo.build_step(name, device="cpu"))
         problem = Problem.of(step.graph, machine(*["gpu"] * slices))
         chosen = np.sort(placements(problem, 0))  # few cuts, so that stretches are long
         devices = real_devices(problem.cluster, {"cuda:0": slices} if slices > 1 else {})

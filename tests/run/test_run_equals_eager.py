@@ -31,10 +31,10 @@ def test_every_optimizer(name: str, micro_batches: int) -> None:
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_the_zoo(name: str) -> None:
     """Random placements on two devices, in a random order: the models of the zoo draw no random numbers at these sizes."""
-    step = zoo.build(ZOO[name], device="cpu")
+    step = zoo.build_step(ZOO[name], device="cpu")
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        built = zoo.build(ZOO[name], device="cpu")
+        built = zoo.build_step(ZOO[name], device="cpu")
         assert built.optimizer is not None
         return built.model, built.optimizer
 

@@ -352,14 +352,14 @@ def test_what_is_no_step_is_refused() -> None:
     model, optimizer, batch = small()
     step = captured(model, optimizer, batch)
     with pytest.raises(
-        PlacewiseError, match=re.escape("step must be what placewise.graph_capture returns, or a Graph, it is a Sequential")
+        PlacewiseError, match=re.escape("step must be a captured step (placewise.capture) or a Graph, got a Sequential")
     ):
         pw.place(model, cpu_cluster(), evaluations=1)  # type: ignore[arg-type]
-    with pytest.raises(ExecutionError, match=re.escape("step must be what placewise.graph_capture returns, it is a Graph")):
+    with pytest.raises(ExecutionError, match=re.escape("step must be a captured step (placewise.capture), got a Graph")):
         pw.place(step, "laptop", evaluations=1).compile(step.graph)
-    with pytest.raises(PlacewiseError, match=re.escape("model must be a torch.nn.Module, it is a function")):
+    with pytest.raises(PlacewiseError, match=re.escape("model must be a torch.nn.Module, got a function")):
         pw.capture(lambda x: x, nn.MSELoss(), optimizer, batch)  # type: ignore[arg-type]
-    with pytest.raises(PlacewiseError, match=re.escape("optimizer must be a torch.optim.Optimizer or None, it is a type")):
+    with pytest.raises(PlacewiseError, match=re.escape("optimizer must be a torch.optim.Optimizer or None, got a type")):
         pw.capture(model, nn.MSELoss(), torch.optim.Adam, batch)  # type: ignore[arg-type]
 
 
@@ -367,9 +367,7 @@ def test_what_is_no_machine_is_refused(tmp_path: Path) -> None:
     model, optimizer, batch = small()
     step = captured(model, optimizer, batch)
     plan = plan_of(step, lambda name: "cpu:0")
-    with pytest.raises(
-        ClusterError, match="cluster must be a Cluster, or the name of a preset or of a file, it is a Sequential"
-    ):
+    with pytest.raises(ClusterError, match="cluster must be a Cluster, or the name of a preset or a file, got a Sequential"):
         plan.compile(step, model)
     for virtual in (4, "cuda:0=4", {"cuda:0": "4"}):
         with pytest.raises(
@@ -396,9 +394,7 @@ def test_device_maps() -> None:
         Plan(("gpu:0",)).device_map(step)
     with pytest.raises(PlanError, match="plan: is for another graph"):
         replace(whole, graph_digest="0123456789abcdef").device_map(step)
-    with pytest.raises(
-        PlacewiseError, match=re.escape("what placewise.graph_capture returns, or a Graph, it is a Sequential")
-    ):
+    with pytest.raises(PlacewiseError, match=re.escape("a captured step (placewise.capture) or a Graph, got a Sequential")):
         whole.device_map(step.step.model)
 
 

@@ -239,7 +239,7 @@ def test_place_from_python(graph: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "rule"),
     [
-        ({"cluster": None}, "cluster must be a Cluster, or the name of a preset or of a file, it is a NoneType"),
+        ({"cluster": None}, "cluster must be a Cluster, or the name of a preset or a file, got a NoneType"),
         ({"measure": 3}, "measure must be True, or a Measure of placewise.evaluate.measured, it is 3"),
         ({"seconds": "3"}, "seconds must be a number, it is '3'"),
         ({"evaluations": "3"}, "evaluations must be a whole number, it is '3'"),

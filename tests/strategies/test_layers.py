@@ -470,7 +470,7 @@ def test_balanced_is_what_accelerate_does_with_the_zoo(model: str, num_gpus: int
     accelerate = pytest.importorskip("accelerate", reason="the package to compare with is not installed")
     from placewise import zoo
 
-    module = zoo.build(model).model
+    module = zoo.build_step(model).model
     classes = ["GptBlock", "LSTMCell"]
     balanced = accelerate.utils.get_balanced_memory(
         module, dict.fromkeys(range(num_gpus), 2**30), no_split_module_classes=classes

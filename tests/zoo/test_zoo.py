@@ -67,21 +67,21 @@ def randomized(batch: Any, generator: torch.Generator) -> Any:
     ],
 )
 def test_published_parameter_counts(text: str, count: int) -> None:
-    assert num_parameters(zoo.build(text)) == count
+    assert num_parameters(zoo.build_step(text)) == count
 
 
 def test_rnnlm_parameter_count() -> None:
     """Vocabulary 3, width 2: table 3*2, each of 2 cells 4*2*(2+2) weights and 2*4*2 biases, projection 2*3 + 3."""
-    assert num_parameters(zoo.build("rnnlm:layers=2,hidden=2,vocab=3")) == 6 + 2 * (32 + 16) + 9
+    assert num_parameters(zoo.build_step("rnnlm:layers=2,hidden=2,vocab=3")) == 6 + 2 * (32 + 16) + 9
 
 
 def test_nmt_parameter_count() -> None:
     """Vocabulary 3, width 2: 2 tables of 3*2, 2 cells of 48, attention 4 + 4 + 2 + 8, projection 2*3 + 3."""
-    assert num_parameters(zoo.build("nmt:layers=1,hidden=2,vocab=3")) == 12 + 2 * 48 + 18 + 9
+    assert num_parameters(zoo.build_step("nmt:layers=1,hidden=2,vocab=3")) == 12 + 2 * 48 + 18 + 9
 
 
 def test_nmt_layers_are_told_apart_by_path() -> None:
-    names = dict(zoo.build("nmt:layers=4").model.named_modules())
+    names = dict(zoo.build_step("nmt:layers=4").model.named_modules())
     assert {"encoder.embedding", "encoder.layers.0", "decoder.layers.3", "attention", "projection"} <= names.keys()
 
 
@@ -91,17 +91,17 @@ def test_every_model_has_a_tiny_size() -> None:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_builds_on_meta(name: str) -> None:
-    step = zoo.build(name)
+    step = zoo.build_step(name)
     tensors = [*step.model.parameters(), *step.model.buffers(), *tree_leaves(step.batch)]
     assert all(tensor.is_meta for tensor in tensors)
-    assert {tensor.shape[0] for tensor in tree_leaves(step.batch)} == {zoo.options(name)["batch"]}
+    assert {tensor.shape[0] for tensor in tree_leaves(step.batch)} == {zoo.model_options(name)["batch"]}
     assert step.micro_batches == 1
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_trains_on_meta(name: str) -> None:
     """Forward, backward and update need no values: no .item(), no control flow that depends on data."""
-    step = zoo.build(TINY[name])
+    step = zoo.build_step(TINY[name])
     loss = loss_of(step)
     torch.autograd.backward(loss)
     assert step.optimizer is not None
@@ -131,7 +131,7 @@ class OutsideMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_meta_build_allocates_nothing(name: str) -> None:
     with OutsideMeta() as recorded:
-        zoo.build(name)
+        zoo.build_step(name)
     assert recorded.num_ops > 0
     assert recorded.allocating == []
 
@@ -140,7 +140,7 @@ def test_meta_build_allocates_nothing(name: str) -> None:
 def test_trains_for_real(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build(TINY[name], device="cpu")
+        step = zoo.build_step(TINY[name], device="cpu")
         inputs, target = randomized(step.batch, torch.Generator().manual_seed(1))
         step = TrainingStep(step.model, step.loss_fn, step.optimizer, (inputs, target))
         before = {key: p.detach().clone() for key, p in step.model.named_parameters()}
@@ -159,7 +159,7 @@ def test_trains_for_real(name: str) -> None:
 def test_inception_trains_its_auxiliary_head() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build("inception-v3:batch=2,classes=4", device="cpu")
+        step = zoo.build_step("inception-v3:batch=2,classes=4", device="cpu")
         logits, auxiliary = step.model(step.batch[0])
     assert step.loss_fn is not None
     expected = torch.nn.functional.cross_entropy(logits, step.batch[1])
@@ -181,10 +181,10 @@ def test_inception_trains_its_auxiliary_head() -> None:
 )
 def test_smallest_image_is_the_smallest_that_runs(text: str, smallest: int) -> None:
     """The rule is tight: the smallest allowed image runs, and one pixel less fails in the network itself."""
-    step = zoo.build(f"{text},image={smallest}")
+    step = zoo.build_step(f"{text},image={smallest}")
     assert loss_of(step).shape == ()
     with pytest.raises(ModelError, match=f"'image' must be at least {smallest} .* got {smallest - 1}"):
-        zoo.build(f"{text},image={smallest - 1}")
+        zoo.build_step(f"{text},image={smallest - 1}")
     images = torch.zeros(step.batch[0].shape[0], 3, smallest - 1, smallest - 1, device="meta")
     with pytest.raises((RuntimeError, ValueError)):
         step.model(images)
@@ -193,7 +193,7 @@ def test_smallest_image_is_the_smallest_that_runs(text: str, smallest: int) -> N
 def test_gpt_does_not_look_ahead() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build(TINY["gpt"] + ",dropout=0", device="cpu")
+        step = zoo.build_step(TINY["gpt"] + ",dropout=0", device="cpu")
     tokens = torch.zeros(1, 8, dtype=torch.long)
     changed = tokens.clone()
     changed[0, 5] = 1
@@ -205,7 +205,7 @@ def test_gpt_does_not_look_ahead() -> None:
 def test_bert_does_not_see_padding() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build(TINY["bert"] + ",dropout=0", device="cpu")
+        step = zoo.build_step(TINY["bert"] + ",dropout=0", device="cpu")
     tokens = torch.zeros(1, 8, dtype=torch.long)
     changed = tokens.clone()
     changed[0, 6:] = 1
@@ -215,12 +215,12 @@ def test_bert_does_not_see_padding() -> None:
 
 
 def test_parse() -> None:
-    assert zoo.parse("nmt") == ("nmt", {})
-    assert zoo.parse("nmt:layers=4,batch=64") == ("nmt", {"layers": "4", "batch": "64"})
+    assert zoo.parse_model("nmt") == ("nmt", {})
+    assert zoo.parse_model("nmt:layers=4,batch=64") == ("nmt", {"layers": "4", "batch": "64"})
 
 
 def test_options_have_the_papers_defaults() -> None:
-    assert zoo.options("nmt") == {
+    assert zoo.model_options("nmt") == {
         "layers": 2,
         "hidden": 1024,
         "length": 40,
@@ -231,7 +231,7 @@ def test_options_have_the_papers_defaults() -> None:
 
 
 def test_micro_batches() -> None:
-    assert zoo.build("gpt:micro_batches=4").micro_batches == 4
+    assert zoo.build_step("gpt:micro_batches=4").micro_batches == 4
 
 
 @pytest.mark.parametrize(
@@ -280,11 +280,11 @@ def test_micro_batches() -> None:
 )
 def test_errors_are_one_line_that_names_the_rule(text: str, message: str) -> None:
     with pytest.raises(ModelError) as caught:
-        zoo.build(text)
+        zoo.build_step(text)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_import_is_light() -> None:
-    code = "import sys, placewise.zoo as zoo; zoo.parse('nmt:layers=4'); sys.exit('torch' in sys.modules)"
+    code = "import sys, placewise.zoo as zoo; zoo.parse_model('nmt:layers=4'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -54,14 +54,20 @@ def _import(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import write_cluster
     from placewise.formats.files import read_bytes
     from placewise.formats.graph_file import write_graph
-    from placewise.formats.importers import dnn_partitioning, pipedream, read_any_graph
+    from placewise.formats.importers import (
+        dnn_partitioning_cluster,
+        is_pipedream,
+        pipedream_cluster,
+        read_any_graph,
+        read_pipedream,
+    )
 
     check_writable(options.output, options.cluster_output)
-    is_profile = pipedream.recognises(read_bytes(options.file, GraphError))
-    graph = pipedream.read(options.file, merged=options.merged) if is_profile else read_any_graph(options.file)
+    is_profile = is_pipedream(read_bytes(options.file, GraphError))
+    graph = read_pipedream(options.file, merged=options.merged) if is_profile else read_any_graph(options.file)
     cluster = None
     if options.cluster_output:
-        cluster = pipedream.cluster(options.gpus) if is_profile else dnn_partitioning.cluster_of(options.file)
+        cluster = pipedream_cluster(options.gpus) if is_profile else dnn_partitioning_cluster(options.file)
     write_graph(graph, options.output)
     if cluster is not None:
         write_cluster(cluster, options.cluster_output)
@@ -84,14 +90,14 @@ def add_info(commands: Any) -> None:
 def _info(options: argparse.Namespace) -> None:
     from placewise.core.cluster import Cluster
     from placewise.core.costs import nominal_seconds
-    from placewise.core.graph_statistics import describe
+    from placewise.core.graph_statistics import Statistics
     from placewise.core.problem import Problem
     from placewise.models import load_graph
 
     cluster = None if options.cluster is None else Cluster.load(options.cluster)
     graph = load_graph(options.model)
     problem = Problem.of(graph, cluster) if cluster else None
-    facts = describe(graph, nominal_seconds(graph) if problem is None else problem.fastest_seconds)
+    facts = Statistics.of(graph, nominal_seconds(graph) if problem is None else problem.fastest_seconds)
     by_device = {}
     if problem is not None:
         by_device = dict(zip(problem.cluster.device_names, problem.op_seconds.sum(axis=0).tolist(), strict=True))

@@ -18,12 +18,12 @@ def _models(options: argparse.Namespace) -> None:
     from placewise.report.text_tables import bold
 
     if options.json:
-        models = {name: {"summary": entry.summary, "options": zoo.options(name)} for name, entry in zoo.MODELS.items()}
+        models = {name: {"summary": entry.summary, "options": zoo.model_options(name)} for name, entry in zoo.MODELS.items()}
         print_json(models)
         return
     for name, entry in zoo.MODELS.items():
         print(f"{bold(name)}{entry.summary:>{14 - len(name) + len(entry.summary)}}")
-        print(f"{'':<14}{', '.join(f'{option}={default}' for option, default in zoo.options(name).items())}")
+        print(f"{'':<14}{', '.join(f'{option}={default}' for option, default in zoo.model_options(name).items())}")
 
 
 def add_clusters(commands: Any) -> None:

@@ -195,9 +195,9 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _op_sums(graph: "Graph", cluster: "Cluster") -> dict[str, float]:
-    from placewise.core.costs import op_seconds
+    from placewise.core.costs import predict_op_seconds
 
-    return dict(zip(cluster.device_names, op_seconds(graph, cluster).sum(axis=0).tolist(), strict=True))
+    return dict(zip(cluster.device_names, predict_op_seconds(graph, cluster).sum(axis=0).tolist(), strict=True))
 
 
 def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> dict[str, Any]:

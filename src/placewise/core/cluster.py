@@ -145,7 +145,7 @@ def _check(cluster: Cluster) -> None:
         if not device.kind:
             _refuse(element, "kind must not be empty")
         if not 0 <= device.memory_bytes <= MAX_BYTES:
-            _refuse(element, f"memory must be at least 0 and at most 2**62 bytes, it is {device.memory_bytes}")
+            _refuse(element, f"memory must be at least 0 and at most 2**62 bytes, got {device.memory_bytes}")
         _check_positive(element, flops=device.flops, bytes_per_second=device.bytes_per_second)
         _check_not_negative(element, overhead_seconds=device.overhead_seconds)
     for link in cluster.links:
@@ -168,25 +168,23 @@ def _check(cluster: Cluster) -> None:
 def _check_positive(element: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not (np.isfinite(value) and value > 0):
-            _refuse(element, f"{name} must be a finite number above 0, it is {value}")
+            _refuse(element, f"{name} must be a finite number above 0, got {value}")
 
 
 def _check_not_negative(element: str, **numbers: float) -> None:
     for name, value in numbers.items():
         if not (np.isfinite(value) and value >= 0):
-            _refuse(element, f"{name} must be a finite number at least 0, it is {value}")
+            _refuse(element, f"{name} must be a finite number at least 0, got {value}")
 
 
 def _refuse(element: str, rule: str) -> NoReturn:
     raise ClusterError(f"{element}: {rule}")
 
 
-def cluster_of(given: Any) -> Cluster:
+def as_cluster(given: Any) -> Cluster:
     """Returns a cluster, or the one that a preset or a file of this name describes."""
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, (str, Path)):
-        raise ClusterError(
-            f"cluster must be a Cluster, or the name of a preset or of a file, it is a {type(given).__name__}"
-        )
+        raise ClusterError(f"cluster must be a Cluster, or the name of a preset or a file, got a {type(given).__name__}")
     return Cluster.load(str(given))

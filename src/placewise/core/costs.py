@@ -7,7 +7,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.graph import Graph
 
 
-def op_seconds(graph: Graph, cluster: Cluster) -> Floats:
+def predict_op_seconds(graph: Graph, cluster: Cluster) -> Floats:
     """Returns the time of every op on every device: [ops, devices].
 
     A time given for the device's name counts first, then one for its kind, then the roofline: the larger of arithmetic

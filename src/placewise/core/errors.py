@@ -71,3 +71,8 @@ class WorkerDied(PlacewiseError):
 
 class NothingFits(PlacewiseError):
     """No placement that was tried fits the memory of every device."""
+
+
+def one_line(problem: BaseException) -> str:
+    """Returns an exception's message without line breaks."""
+    return " ".join(str(problem).split()) or type(problem).__name__

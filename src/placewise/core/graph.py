@@ -217,16 +217,16 @@ def _check_columns(graph: Graph) -> None:
     for name, limit in limits.items():
         column = getattr(o, name)
         if (n := _first((column < 0) | (column >= limit))) is not None:
-            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, it is {column[n]}")
+            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, got {column[n]}")
     rule = f"must be finite (below {MAX_NUMBER:g}) and not negative"
     for name, floats in {"flops": o.flops, "nbytes_moved": o.bytes_moved}.items():
         if (n := _first(~((floats >= 0) & (floats < MAX_NUMBER)))) is not None:
-            _refuse(_op(graph, n), f"{name} {rule}, it is {floats[n]}")
+            _refuse(_op(graph, n), f"{name} {rule}, got {floats[n]}")
     for key, floats in o.seconds.items():
         if (n := _first((floats < 0) | (floats >= MAX_NUMBER))) is not None:
-            _refuse(_op(graph, n), f"seconds[{key!r}] {rule}, it is {floats[n]}")
+            _refuse(_op(graph, n), f"seconds[{key!r}] {rule}, got {floats[n]}")
     if (n := _first(o.micro_batches < -1)) is not None:
-        _refuse(_op(graph, n), f"micro_batch must be at least 0, it is {o.micro_batches[n]}")
+        _refuse(_op(graph, n), f"micro_batch must be at least 0, got {o.micro_batches[n]}")
     if () in o.devices:
         _refuse(_op(graph, o.devices.index(())), "devices must name at least one kind of device")
     for name, ragged, limit in (("reads", o.reads, len(t)), ("writes", o.writes, len(t)), ("after", o.after, len(o))):
@@ -241,15 +241,15 @@ def _check_tensors(graph: Graph) -> None:
     """Sizes, kinds, homes and aliases."""
     t = graph.tensors
     if (i := _first((t.nbytes < 0) | (t.nbytes > MAX_BYTES))) is not None:
-        _refuse(_tensor(graph, i), f"nbytes must be at least 0 and at most 2**62, it is {t.nbytes[i]}")
+        _refuse(_tensor(graph, i), f"nbytes must be at least 0 and at most 2**62, got {t.nbytes[i]}")
     if (i := _first((t.kinds < 0) | (t.kinds >= len(TENSOR_KINDS)))) is not None:
         _refuse(_tensor(graph, i), f"kind must be one of {', '.join(TENSOR_KINDS)}")
     if (i := _first((t.home < -1) | (t.home >= len(graph.ops) + len(t)))) is not None:
-        _refuse(_tensor(graph, i), f"home must be a group, it is {t.home[i]}")
+        _refuse(_tensor(graph, i), f"home must be a group, got {t.home[i]}")
     if (i := _first((t.alias_of < -1) | (t.alias_of >= len(t)))) is not None:
         _refuse(_tensor(graph, i), f"alias_of names tensor {t.alias_of[i]}, there are only {len(t)}")
     if (i := _first((t.shape < -1) | (t.shape >= len(t.shapes)))) is not None:
-        _refuse(_tensor(graph, i), f"shape must be one of the {len(t.shapes)} shapes, it is number {t.shape[i]}")
+        _refuse(_tensor(graph, i), f"shape must be one of the {len(t.shapes)} shapes, got number {t.shape[i]}")
     if negative := [shape for shape in t.shapes if min(shape.sizes, default=0) < 0]:
         _refuse("shapes", f"every size must be at least 0, there is {negative[0]}")
     if (i := _first(graph.storage < 0)) is not None:
@@ -295,9 +295,9 @@ def _check_storages(graph: Graph) -> None:
         _refuse(_op(graph, n), f"writes the memory of tensor {storage} in place and {rule}, its group is {o.groups[n]}")
 
 
-def graph_of(step: Any) -> Graph:
+def as_graph(step: Any) -> Graph:
     """Returns the graph of a captured step; one of its own is itself."""
     graph = getattr(step, "graph", step)
     if not isinstance(graph, Graph):
-        raise InputError(f"step must be what placewise.graph_capture returns, or a Graph, it is a {type(step).__name__}")
+        raise InputError(f"step must be a captured step (placewise.capture) or a Graph, got a {type(step).__name__}")
     return graph

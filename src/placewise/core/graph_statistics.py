@@ -28,32 +28,32 @@ class Statistics:
     widest_level: int  # the most ops at one depth of the graph
     depth: int
 
-
-def describe(graph: Graph, op_seconds: Floats) -> Statistics:
-    """Returns a graph's statistics, with a time for every op: [ops]."""
-    ops, tensors = graph.ops, graph.tensors
-    own = (graph.producer < 0) & (tensors.alias_of < 0)
-    resident = np.bincount(tensors.kinds[own], weights=tensors.nbytes[own], minlength=len(TENSOR_KINDS))
-    per_phase = np.bincount(ops.phases, minlength=len(PHASES))
-    phase_flops = np.bincount(ops.phases, weights=ops.flops, minlength=len(PHASES))
-    work, path = float(op_seconds.sum()), float(path_seconds(graph, op_seconds).max(initial=0.0))
-    levels = depths(graph)
-    return Statistics(
-        num_ops=len(ops),
-        num_groups=graph.num_groups,
-        num_tensors=len(tensors),
-        ops_by_phase={phase: int(n) for phase, n in zip(PHASES, per_phase, strict=True)},
-        ops_by_kind=dict(sorted(Counter(ops.kinds).items(), key=lambda item: (-item[1], item[0]))),
-        flops_by_phase={phase: float(n) for phase, n in zip(PHASES, phase_flops, strict=True)},
-        flops=float(ops.flops.sum()),
-        nbytes_moved=float(ops.bytes_moved.sum()),
-        resident_bytes={kind: int(n) for kind, n in zip(TENSOR_KINDS, resident, strict=True) if n},
-        work_seconds=work,
-        critical_path_seconds=path,
-        parallelism=work / path if path else 0.0,
-        widest_level=int(np.bincount(levels).max(initial=0)) if len(levels) else 0,
-        depth=int(levels.max(initial=-1)) + 1,
-    )
+    @classmethod
+    def of(cls, graph: Graph, op_seconds: Floats) -> "Statistics":
+        """Returns a graph's statistics; `op_seconds` [ops] is how long each op takes."""
+        ops, tensors = graph.ops, graph.tensors
+        own = (graph.producer < 0) & (tensors.alias_of < 0)
+        resident = np.bincount(tensors.kinds[own], weights=tensors.nbytes[own], minlength=len(TENSOR_KINDS))
+        per_phase = np.bincount(ops.phases, minlength=len(PHASES))
+        phase_flops = np.bincount(ops.phases, weights=ops.flops, minlength=len(PHASES))
+        work, path = float(op_seconds.sum()), float(path_seconds(graph, op_seconds).max(initial=0.0))
+        levels = depths(graph)
+        return cls(
+            num_ops=len(ops),
+            num_groups=graph.num_groups,
+            num_tensors=len(tensors),
+            ops_by_phase={phase: int(n) for phase, n in zip(PHASES, per_phase, strict=True)},
+            ops_by_kind=dict(sorted(Counter(ops.kinds).items(), key=lambda item: (-item[1], item[0]))),
+            flops_by_phase={phase: float(n) for phase, n in zip(PHASES, phase_flops, strict=True)},
+            flops=float(ops.flops.sum()),
+            nbytes_moved=float(ops.bytes_moved.sum()),
+            resident_bytes={kind: int(n) for kind, n in zip(TENSOR_KINDS, resident, strict=True) if n},
+            work_seconds=work,
+            critical_path_seconds=path,
+            parallelism=work / path if path else 0.0,
+            widest_level=int(np.bincount(levels).max(initial=0)) if len(levels) else 0,
+            depth=int(levels.max(initial=-1)) + 1,
+        )
 
 
 def path_seconds(graph: Graph, op_seconds: Floats) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.errors import InputError, PlanError
-from placewise.core.graph import Graph, graph_of
+from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
 from placewise.core.quantities import at_most, counted
 
@@ -80,7 +80,7 @@ class Plan:
         """
         from placewise.run.step.device_map import device_map
 
-        graph = graph_of(step)
+        graph = as_graph(step)
         self._check_graph(graph, "plan")
         if len(self.placement) != graph.num_groups:
             raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")

@@ -8,7 +8,7 @@ import numpy as np
 
 from placewise.core.arrays import MAX_NUMBER, Bools, Floats, Ints, frozen
 from placewise.core.cluster import Cluster
-from placewise.core.costs import op_seconds
+from placewise.core.costs import predict_op_seconds
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph, digest_of
 from placewise.core.grouping import COLOCATED, group_ops
@@ -56,7 +56,7 @@ class Problem:
             bound = np.array([entry == kinds for entry in graph.ops.devices], np.bool_)
             can = np.array([device.kind in kinds for device in cluster.devices], np.bool_)
             allowed[merged[graph.ops.groups[bound]]] &= can
-        return cls(graph, cluster, grouping, merged, op_seconds(graph, cluster), allowed)
+        return cls(graph, cluster, grouping, merged, predict_op_seconds(graph, cluster), allowed)
 
     @property
     def num_ops(self) -> int:
@@ -94,7 +94,7 @@ class Problem:
         if placements.ndim != 2 or placements.shape[1] != self.num_groups or placements.dtype.kind not in "iu":
             raise ProblemError(
                 f"placements must be whole numbers of shape [batch, {self.num_groups}], "
-                f"they are {placements.dtype} of shape {list(placements.shape)}"
+                f"got {placements.dtype} of shape {list(placements.shape)}"
             )
         if placements.size and not 0 <= placements.min() <= placements.max() < self.num_devices:
             row, group = np.argwhere((placements < 0) | (placements >= self.num_devices))[0]

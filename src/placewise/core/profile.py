@@ -17,17 +17,15 @@ from placewise.core.graph import Graph
 
 @dataclass(frozen=True)
 class Timing:
-    """How long something took, over repeated stretches."""
+    """The time of something that was measured several times."""
 
     seconds: float  # the median
-    spread_seconds: float  # between the quartiles
-    count: int  # stretches
+    count: int  # of measurements
 
     @classmethod
     def of(cls, times: Sequence[float]) -> "Timing":
-        """Returns the median and the spread of some times."""
-        low, median, high = np.percentile(times, [25, 50, 75]).tolist()
-        return cls(median, high - low, len(times))
+        """Returns the median of some times."""
+        return cls(float(np.percentile(times, 50)), len(times))
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,10 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
-from placewise.core.errors import InputError, WorkerDied
+from placewise.core.errors import InputError, WorkerDied, one_line
 from placewise.core.problem import Problem
 from placewise.evaluate.processes import Pooled
 from placewise.evaluate.worker_process import Make
-from placewise.formats.files import one_line
 from placewise.simulate.simulator import Simulator
 
 NOT_RUN = np.inf  # step seconds of a placement without a measurement

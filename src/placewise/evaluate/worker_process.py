@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator
-from placewise.core.errors import InputError, PlacewiseError
-from placewise.formats.files import one_line
+from placewise.core.errors import InputError, PlacewiseError, one_line
 
 Make = Callable[[], Evaluator]
 

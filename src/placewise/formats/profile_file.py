@@ -1,4 +1,4 @@
-"""profile.json: a profile as text."""
+"""Reads and writes profile.json."""
 
 import json
 from pathlib import Path
@@ -7,96 +7,90 @@ from typing import Any
 from placewise.core.cluster import Link
 from placewise.core.errors import ProfileError
 from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
-from placewise.formats.files import Table, describe, parse_json, read_bytes, write_bytes
+from placewise.formats.files import Fields, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-profile", 1
 
-FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contention", "timings")
+PROFILE_FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contention", "timings")
 
 DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices")
 
 LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds")
 
-TIMING_FIELDS = ("seconds", "spread_seconds", "count")
+TIMING_FIELDS = ("seconds", "count", "spread_seconds")  # the last one in older files only, and unused
 
 FACTORS = ("compute", "memory", "memory_beside_compute", "copies", "cached", "cached_beside_compute")
 
 
 def read_profile(path: str | Path) -> Profile:
-    """Returns the profile of a file; a ProfileError names the file, the field and the rule that does not hold."""
-    return parse_profile(parse_json(path, read_bytes(path, ProfileError), ProfileError), str(path))
+    """Returns the profile in a file; a ProfileError names the file, the field and the rule that does not hold."""
+    return parse_profile(read_json(path, ProfileError), str(path))
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:
-    """Writes the profile."""
+    """Writes the profile to a file."""
     write_bytes(path, format_profile(profile).encode())
 
 
 def parse_profile(data: Any, source: str = "profile") -> Profile:
-    """Returns the profile that plain data (of JSON) says; `source` is named in errors."""
-    top = Table(source, data, FIELDS, ProfileError)
-    top.kind_of_file(FORMAT, VERSION)
-    devices = tuple(_device(row, f"{source}: devices[{i}]") for i, row in enumerate(top.rows("devices")))
+    """Returns the profile in the parsed JSON of a file; errors name `source`."""
+    top = Fields(source, data, PROFILE_FIELDS, ProfileError)
+    top.check_format(FORMAT, VERSION)
+    devices = tuple(_device(row, f"{source}: devices[{i}]") for i, row in enumerate(top.entries("devices")))
     names = [device.name for device in devices]
     for i, device in enumerate(devices):
         if device.times_of not in names or names.count(device.name) > 1:
             raise ProfileError(f"{source}: devices[{i}]: times_of must be a device, and no two devices may share a name")
-    links = tuple(_link(row, f"{source}: links[{i}]", names) for i, row in enumerate(top.rows("links", [])))
-    contention = _fields(top, "contention", {})
-    timings = _fields(top, "timings", ...)
+    links = tuple(_link(row, f"{source}: links[{i}]", names) for i, row in enumerate(top.entries("links", [])))
     return Profile(
         devices,
-        {signature: _timings(row, f"{source}: timings[{signature!r}]", names) for signature, row in timings.items()},
+        {
+            signature: _timings(row, f"{source}: timings[{signature!r}]", names)
+            for signature, row in top.mapping("timings").items()
+        },
         links,
         top.number("dispatch_seconds", 0),
-        {kind: _contention(row, f"{source}: contention[{kind!r}]") for kind, row in contention.items()},
+        {kind: _contention(row, f"{source}: contention[{kind!r}]") for kind, row in top.mapping("contention", {}).items()},
     )
 
 
-def _fields(table: Table, name: str, default: Any) -> dict[str, Any]:
-    value = table.get(name, default)
-    if not isinstance(value, dict):
-        raise table.wrong(f"{name} must be a table, it is {describe(value)}")
-    return value
-
-
 def _device(row: Any, element: str) -> ProfiledDevice:
-    table = Table(element, row, DEVICE_FIELDS, ProfileError)
-    name, kind, hardware = table.text("name"), table.text("kind"), table.text("hardware")
-    return ProfiledDevice(name, kind, hardware, table.text("times_of"), table.integer("slices", 1))
+    device = Fields(element, row, DEVICE_FIELDS, ProfileError)
+    name, kind, hardware = device.text("name"), device.text("kind"), device.text("hardware")
+    return ProfiledDevice(name, kind, hardware, device.text("times_of"), device.integer("slices", 1))
 
 
 def _link(row: Any, element: str, names: list[str]) -> Link:
-    table = Table(element, row, LINK_FIELDS, ProfileError)
-    source, target = table.text("from"), table.text("to")
+    link = Fields(element, row, LINK_FIELDS, ProfileError)
+    source, target = link.text("from"), link.text("to")
     for name in (source, target):
         if name not in names:
-            raise table.wrong(f"there is no device {name!r}; the devices are {', '.join(names)}")
-    return Link(source, target, table.number("bytes_per_second", above_zero=True), table.number("latency_seconds"))
+            raise link.wrong(f"there is no device {name!r}; the devices are {', '.join(names)}")
+    return Link(source, target, link.number("bytes_per_second", above_zero=True), link.number("latency_seconds"))
 
 
 def _timings(row: Any, element: str, names: list[str]) -> dict[str, Timing]:
-    devices = Table(element, row, names, ProfileError)
+    devices = Fields(element, row, names, ProfileError)
     found = {}
-    for name in devices.fields:
-        table = Table(f"{element}: {name}", devices.get(name), TIMING_FIELDS, ProfileError)
-        found[name] = Timing(table.number("seconds"), table.number("spread_seconds", 0), table.integer("count", 1))
+    for name in devices.given:
+        timing = Fields(f"{element}: {name}", devices.get(name), TIMING_FIELDS, ProfileError)
+        found[name] = Timing(timing.number("seconds"), timing.integer("count", 1))
     return found
 
 
 def _contention(row: Any, element: str) -> Contention:
-    table = Table(element, row, (*FACTORS, "cache_bytes"), ProfileError)
-    columns: dict[str, Any] = {}
+    fields = Fields(element, row, (*FACTORS, "cache_bytes"), ProfileError)
+    found: dict[str, Any] = {}
     for name in FACTORS:
-        factors = table.rows(name, ... if name in ("compute", "memory") else [1.0])  # older files have these two
+        factors = fields.entries(name, ... if name in ("compute", "memory") else [1.0])  # older files have only these two
         if not factors or any(type(factor) not in (int, float) or not 1 <= factor < 1e6 for factor in factors):
-            raise table.wrong(f"{name} must be a list of at least one number, none below 1, it is {factors}")
-        columns[name] = tuple(float(factor) for factor in factors)
-    return Contention(**columns, cache_bytes=table.number("cache_bytes", 0))
+            raise fields.wrong(f"{name} must be a list of at least one number, none below 1, got {factors}")
+        found[name] = tuple(float(factor) for factor in factors)
+    return Contention(**found, cache_bytes=fields.number("cache_bytes", 0))
 
 
 def format_profile(profile: Profile) -> str:
-    """Returns the text of a profile's file: a line for each device, link and signature."""
+    """Returns the text of a profile's file, with a line for each device, link and signature."""
     devices = [
         dict(zip(DEVICE_FIELDS, (d.name, d.kind, d.hardware, d.times_of, d.slices), strict=True)) for d in profile.devices
     ]

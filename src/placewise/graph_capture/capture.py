@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placewise.core.errors import CaptureError
+from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
-from placewise.formats.files import one_line
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.meta_copies import adopt_state, meta_copy, meta_parts
@@ -126,7 +125,7 @@ def _loss(loss_fn: Callable[..., Tensor] | None, model: nn.Module, batch: Any) -
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         raise CaptureError(
-            "the loss must be one number that depends on the model's parameters, it is "
+            "the loss must be one number that depends on the model's parameters, got "
             + (f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(output).__name__}")
         )
     return loss

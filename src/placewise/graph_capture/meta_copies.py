@@ -100,7 +100,7 @@ def meta_parts(step: TrainingStep, recorder: Recorder) -> list[Any]:
     """Returns a stand-in of the batch for each micro-batch."""
     count = step.micro_batches
     if count < 1:
-        raise CaptureError(f"micro_batches must be at least 1, it is {count}")
+        raise CaptureError(f"micro_batches must be at least 1, got {count}")
 
     def part(value: Any, path: str, number: int) -> Any:
         if isinstance(value, Tensor):

@@ -40,4 +40,4 @@ class TrainingStep:
             ("optimizer", "a torch.optim.Optimizer or None", isinstance(self.optimizer, (torch.optim.Optimizer, NoneType))),
         ):
             if not is_right:
-                raise CaptureError(f"{name} must be {kind}, it is a {type(getattr(self, name)).__name__}")
+                raise CaptureError(f"{name} must be {kind}, got a {type(getattr(self, name)).__name__}")

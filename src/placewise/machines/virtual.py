@@ -21,7 +21,7 @@ def cut_devices(cluster: Cluster, pieces: Mapping[str, int]) -> Cluster:
         if name not in cluster.device_names:
             raise ClusterError(f"there is no device {name!r} to cut; the devices are {', '.join(cluster.device_names)}")
         if not 1 <= count <= MOST_PIECES:
-            raise ClusterError(f"device {name!r}: must be cut into 1 to {MOST_PIECES} pieces, it is {count}")
+            raise ClusterError(f"device {name!r}: must be cut into 1 to {MOST_PIECES} pieces, got {count}")
     made: list[tuple[Device, Device]] = []  # a piece, and the whole that it is of
     next_of: dict[str, int] = {}
     for whole in cluster.devices:

@@ -104,7 +104,7 @@ def time_work(work: Repeatable, clock: Clock) -> Timing:
     work.restore()
     guess = max(clock.seconds(work.run, 1), 1e-7)
     if guess > VERY_SLOW_SECONDS:
-        return Timing(guess, 0.0, 1)
+        return Timing(guess, 1)
     most = min(clock.most_runs, MOST_RUNS_IN_PLACE) if work.changes_inputs else clock.most_runs
     times = int(np.clip(STRETCH_SECONDS / guess, 1, most))
     found = []

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placewise.core.cluster import Cluster, cluster_of
+from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.contracts import Evaluator
 from placewise.core.errors import InputError, NothingFits
-from placewise.core.graph import Graph, graph_of
+from placewise.core.graph import Graph, as_graph
 from placewise.core.grouping import COLOCATED
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
@@ -58,7 +58,7 @@ def place(
     `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
     With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
     """
-    graph, cluster, measure = graph_of(step), cluster_of(cluster), _measure_of(measure)
+    graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
     _check("a word", str, strategy=strategy, grouping=grouping)
     _check("a dict or None", (Mapping, NoneType), settings=settings)
     _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap)

@@ -1,4 +1,4 @@
-"""The models of the papers and today's, each a training step that is built by name: `build("nmt:layers=4,batch=64")`.
+"""The models of the papers and today's, each a training step that is built by name: `build_step("nmt:layers=4,batch=64")`.
 
 Nothing here imports torch until a model is asked for.
 """
@@ -15,29 +15,29 @@ from placewise.zoo.options import Option, Value, read_options, signature_options
 if TYPE_CHECKING:
     from placewise.graph_capture.training_step import TrainingStep
 
-__all__ = ["MODELS", "Entry", "build", "options", "parse"]
+__all__ = ["MODELS", "ZooModel", "build_step", "model_options", "parse_model"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooModel:
     """Where a model's function is, as 'module:function' in this package, and one line on what it is."""
 
     location: str
     summary: str
 
 
-MODELS: dict[str, Entry] = {
-    "inception-v3": Entry("inception:inception_v3", "Inception-V3 on ImageNet, with its auxiliary head, RMSprop"),
-    "resnet": Entry("convnets:resnet", "ResNet-50, 101, 152 or 200 on ImageNet, SGD with momentum"),
-    "cifar-cnn": Entry("convnets:cifar_cnn", "TensorFlow tutorial's CIFAR-10 network (Spotlight), SGD"),
-    "rnnlm": Entry("recurrent:rnnlm", "language model of stacked LSTM cells, unrolled, Adam"),
-    "nmt": Entry("recurrent:nmt", "LSTM encoder and decoder with attention, unrolled, Adam"),
-    "gpt": Entry("transformers:gpt", "GPT-2 small, medium, large or xl, AdamW"),
-    "bert": Entry("transformers:bert", "BERT base or large with its two pre-training heads, AdamW"),
+MODELS: dict[str, ZooModel] = {
+    "inception-v3": ZooModel("inception:inception_v3", "Inception-V3 on ImageNet, with its auxiliary head, RMSprop"),
+    "resnet": ZooModel("convnets:resnet", "ResNet-50, 101, 152 or 200 on ImageNet, SGD with momentum"),
+    "cifar-cnn": ZooModel("convnets:cifar_cnn", "TensorFlow tutorial's CIFAR-10 network (Spotlight), SGD"),
+    "rnnlm": ZooModel("recurrent:rnnlm", "language model of stacked LSTM cells, unrolled, Adam"),
+    "nmt": ZooModel("recurrent:nmt", "LSTM encoder and decoder with attention, unrolled, Adam"),
+    "gpt": ZooModel("transformers:gpt", "GPT-2 small, medium, large or xl, AdamW"),
+    "bert": ZooModel("transformers:bert", "BERT base or large with its two pre-training heads, AdamW"),
 }
 
 
-def parse(text: str) -> tuple[str, dict[str, str]]:
+def parse_model(text: str) -> tuple[str, dict[str, str]]:
     """The model's name and its options as written; raises ModelError for an unknown model or a malformed option."""
     name, colon, written = text.partition(":")
     _entry(name)
@@ -52,12 +52,12 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     return name, given
 
 
-def options(name: str) -> dict[str, Value]:
+def model_options(name: str) -> dict[str, Value]:
     """Each option of a model with its default, in the order of the model's function; imports torch."""
     return {option.name: option.default for option in _options(_function(name))}
 
 
-def build(text: str, device: str = "meta") -> "TrainingStep":
+def build_step(text: str, device: str = "meta") -> "TrainingStep":
     """The training step that `text` names, its tensors on `device`; on meta, the default, no memory is allocated.
 
     On a real device the parameters are initialised from torch's global generator and the batch is a placeholder
@@ -65,7 +65,7 @@ def build(text: str, device: str = "meta") -> "TrainingStep":
     """
     import torch
 
-    name, given = parse(text)
+    name, given = parse_model(text)
     function = _function(name)
     values = read_options(name, _options(function), given)
     micro_batches, batch = values.pop("micro_batches"), values["batch"]
@@ -81,7 +81,7 @@ def build(text: str, device: str = "meta") -> "TrainingStep":
         return dataclasses.replace(function(**values), micro_batches=micro_batches)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> ZooModel:
     if name not in MODELS:
         raise ModelError(f"unknown model {name!r}: it must be one of {', '.join(MODELS)}")
     return MODELS[name]

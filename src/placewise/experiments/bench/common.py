@@ -46,11 +46,11 @@ def bench_capture(models: tuple[str, ...]) -> Rows:
     """Returns what it takes to capture each model: building it on the meta device, recording, building the graph."""
     from placewise.graph_capture.capture import capture_step
 
-    capture_step(zoo.build("rnnlm:layers=1,hidden=2,steps=1,batch=1,vocab=2"))  # loads what torch loads late
+    capture_step(zoo.build_step("rnnlm:layers=1,hidden=2,steps=1,batch=1,vocab=2"))  # loads what torch loads late
     rows = []
     for model in models or CAPTURED:
         started = time.perf_counter()
-        graph = capture_step(zoo.build(model), model).graph
+        graph = capture_step(zoo.build_step(model), model).graph
         seconds = time.perf_counter() - started
         row = {"model": model, "ops": len(graph.ops), "groups": graph.num_groups, "seconds": seconds}
         rows.append({**row, "µs per op": seconds / len(graph.ops) * 1e6})

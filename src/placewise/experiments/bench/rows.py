@@ -12,7 +12,7 @@ import numpy as np
 from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError, StrategyError
 from placewise.core.problem import Problem
-from placewise.formats.files import Table, parse_json, read_bytes, write_bytes
+from placewise.formats.files import Fields, parse_json, read_bytes, write_bytes
 from placewise.models import load_graph
 from placewise.search.budget import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Budget
 from placewise.search.driver import unless_stopped
@@ -172,9 +172,9 @@ def pipelined_seconds(problem: Problem) -> float | None:
 def _read(path: str | Path, effort: Effort) -> dict[str, Result]:
     """Returns the results of a file by row; one that was made with another effort is refused."""
     data = parse_json(path, read_bytes(path, InputError), InputError)
-    table = Table(str(path), data, ("format", "version", "effort", "rows"), InputError)
-    table.kind_of_file(FORMAT, VERSION)
-    made, rows = table.get("effort", None), table.rows("rows")
+    table = Fields(str(path), data, ("format", "version", "effort", "rows"), InputError)
+    table.check_format(FORMAT, VERSION)
+    made, rows = table.get("effort", None), table.entries("rows")
     for name, value in asdict(effort).items():
         if not isinstance(made, dict) or made.get(name, ...) != value:
             raise table.wrong(f"was made with another {name} than {value}: name another file, or the same effort")

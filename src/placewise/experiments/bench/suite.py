@@ -114,7 +114,7 @@ def _check(suite: Suite) -> None:
         Cluster.load(cluster)
     for model in suite.models:
         if model.partition(":")[0] in zoo.MODELS:
-            zoo.parse(model)
+            zoo.parse_model(model)
         else:
             load_graph(model)
 

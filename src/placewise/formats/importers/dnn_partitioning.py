@@ -1,13 +1,15 @@
 """Graphs and machines of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020, arXiv 2006.16423).
 
-A node is an op, on a CPU or on an accelerator (they say FPGA, we say 'gpu'), with given times. A node's output is a
-tensor that its edges' heads read. Their algorithms read an edge's `cost` alone, the milliseconds of one transfer
-between an accelerator and host memory, and `size` is a remark; so `cost` decides here too: the file's bandwidth is the
-total size over the total cost of the edges that have both, and a tensor has cost · bandwidth bytes, to the nearest
-byte. Where size / cost is the same for all edges with a cost, as in the published inference files, that is `size`. The
-bandwidth is 2 GiB/s in them, but a thousand times that in throughput-inputs/LayerGraphs, whose costs are a thousand
-times smaller (seconds, it seems, beside times in milliseconds): the file is taken at its word, and
-`cluster_of(path, bytes_per_second=2**31)` takes the other view.
+A node becomes an op with given times, on a CPU or on an accelerator ('fpga' in their files, 'gpu' in ours). A node's
+output becomes a tensor, which the heads of its edges read.
+
+Their algorithms use an edge's `cost`, the milliseconds of one transfer between an accelerator and host memory, and ignore
+its `size`. So `cost` counts here too: the bandwidth is the total size over the total cost of the edges that have both, and
+a tensor has cost · bandwidth bytes, rounded. Where size / cost is the same for all edges, as in the published inference
+files, that equals `size`. The bandwidth in those files is 2 GiB/s. In throughput-inputs/LayerGraphs it comes out a thousand
+times larger, because the costs there are a thousand times smaller (apparently in seconds, while the times of the nodes are
+in milliseconds). We use the numbers as they are; `dnn_partitioning_cluster(path, bytes_per_second=2**31)` gives the machine
+with the bandwidth of the other files.
 """
 
 import math
@@ -18,13 +20,13 @@ from typing import Any
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError, GraphError
 from placewise.core.graph import MAX_BYTES, Graph
-from placewise.formats.files import Table, describe, parse_json, read_bytes
+from placewise.formats.files import Fields, describe, read_json
 from placewise.formats.graph_file import FORMAT, VERSION, parse_graph
 from placewise.formats.importers.program_order import topological_order
 
-DEFAULT_BYTES_PER_SECOND = 2.0**31  # of nearly all published files; for one whose edges do not say
+DEFAULT_BYTES_PER_SECOND = 2.0**31  # that of nearly all published files, for one whose edges have no size or no cost
 
-HOST_BYTES_PER_SECOND = 1e18  # between CPUs, which share host memory: nothing to copy
+HOST_BYTES_PER_SECOND = 1e18  # between CPUs, which share host memory, so there is nothing to copy
 
 MAX_DEVICES = 1000
 
@@ -32,7 +34,7 @@ MAX_DEVICES = 1000
 @dataclass(frozen=True)
 class _Node:
     name: str
-    color: int | None  # nodes of one color are placed together
+    color: int | None  # nodes of the same color are placed together
     backward: bool
     seconds: dict[str, float]  # by the kinds of device that it can run on
     size_bytes: int
@@ -46,20 +48,20 @@ class _Edge:
     size_bytes: float
 
 
-def recognises(fields: Any) -> bool:
-    """Returns whether the data of a JSON file is a graph of this format, broken or not."""
-    return isinstance(fields, dict) and "format" not in fields and not {"nodes", "edges"}.isdisjoint(fields)
+def is_dnn_partitioning(data: Any) -> bool:
+    """Returns whether the parsed JSON of a file is in this format, valid or not."""
+    return isinstance(data, dict) and "format" not in data and not {"nodes", "edges"}.isdisjoint(data)
 
 
-def read(path: str | Path) -> Graph:
-    """Returns the graph of a file; a GraphError names the file, the node or edge and the rule that does not hold."""
-    return parse(parse_json(path, read_bytes(path, GraphError), GraphError), str(path))
+def read_dnn_partitioning(path: str | Path) -> Graph:
+    """Returns the graph in a file; a GraphError names the file, the node or edge and the rule that does not hold."""
+    return parse_dnn_partitioning(read_json(path, GraphError), str(path))
 
 
-def parse(data: Any, source: str = "graph") -> Graph:
-    """Returns the graph that plain data (of JSON) says; `source` is named in errors, and names the graph.
+def parse_dnn_partitioning(data: Any, source: str = "graph") -> Graph:
+    """Returns the graph in the parsed JSON of a file; errors name `source`, and the graph is named after it.
 
-    Ops stand in topological order, ties by their place in the file; groups are numbered as they come up in that order.
+    The ops are in topological order, ties by their position in the file; groups are numbered by first op.
     """
     nodes, edges = _nodes_and_edges(data, source)
     bytes_per_second = _bytes_per_second(edges)
@@ -71,8 +73,8 @@ def parse(data: Any, source: str = "graph") -> Graph:
         if (edge.tail, edge.cost_seconds) not in made:
             made[edge.tail, edge.cost_seconds] = len(tensors)
             node, nbytes = nodes[edge.tail], edge.cost_seconds * bytes_per_second
-            if not nbytes <= MAX_BYTES:  # nor NaN, where the bandwidth is infinite
-                raise GraphError(f"{source}: node {node.name!r}: its output must be at most 2**62 bytes, it is {nbytes}")
+            if not nbytes <= MAX_BYTES:  # this refuses NaN too, which an infinite bandwidth gives
+                raise GraphError(f"{source}: node {node.name!r}: its output must be at most 2**62 bytes, got {nbytes}")
             kind = "gradient" if node.backward else "activation"
             tensors.append({"name": node.name, "nbytes": round(nbytes), "kind": kind})
     reads: list[list[int]] = [[] for _ in nodes]
@@ -95,11 +97,12 @@ def _add_memory(
     reads: list[list[int]],
     writes: list[list[int]],
 ) -> list[int]:
-    """Adds what nodes hold beside their outputs as resident tensors; returns the outputs that stay to the step's end.
+    """Adds the memory of nodes besides their outputs as resident tensors; returns the outputs to keep to the end.
 
-    Their rule is that the sizes of an accelerator's nodes fit, all at once, and a size has weights and outputs in it.
-    So outputs stay, and only the rest is resident. The output of a node whose size has no room for it (a view: its size
-    is 0) comes on top while it is in use. At the step's end a device holds its nodes' sizes exactly.
+    Their rule is that the sizes of all nodes on an accelerator fit together, and a size includes weights and outputs. So
+    outputs are kept to the end of the step, and only the rest is resident. If a node's size is smaller than its output
+    (a view has size 0), the output takes memory only while it is in use. At the end of the step a device holds exactly
+    the sizes of its nodes.
     """
     kept = []
     for n, node in enumerate(nodes):
@@ -119,7 +122,7 @@ def _op(node: _Node, group: int, reads: list[int], writes: list[int]) -> dict[st
     stem = node.name.rstrip("0123456789")
     return {
         "name": node.name,
-        "kind": stem if stem.isalpha() else "node",  # 'Conv12' is a Conv, 'encoder.0.weight' says no operator
+        "kind": stem if stem.isalpha() else "node",  # 'Conv12' is a Conv, 'encoder.0.weight' names no operator
         "phase": "backward" if node.backward else "forward",
         "group": group,
         "reads": list(dict.fromkeys(reads)),
@@ -130,7 +133,7 @@ def _op(node: _Node, group: int, reads: list[int], writes: list[int]) -> dict[st
 
 
 def _groups(nodes: list[_Node], order: list[int]) -> list[int]:
-    """Returns each node's group: one for each color, and one for each node without a color."""
+    """Returns each node's group: one per color, and one per node without a color."""
     number: dict[tuple[str, int], int] = {}
     groups = [0] * len(nodes)
     for n in order:
@@ -141,57 +144,57 @@ def _groups(nodes: list[_Node], order: list[int]) -> list[int]:
 
 
 def _nodes_and_edges(data: Any, source: str) -> tuple[list[_Node], list[_Edge]]:
-    """Returns the checked rows; fields that the format does not have are remarks, and ignored."""
-    top = Table(source, data, data, GraphError)
+    """Returns the checked nodes and edges; unknown fields are ignored."""
+    top = Fields(source, data, data, GraphError)
     nodes: list[_Node] = []
     position: dict[int, int] = {}
-    for i, row in enumerate(top.rows("nodes")):
-        table = Table(f"{source}: nodes[{i}]", row, row, GraphError)
-        identity = table.integer("id")
-        table.element = f"{source}: node {identity}"
+    for i, row in enumerate(top.entries("nodes")):
+        node = Fields(f"{source}: nodes[{i}]", row, row, GraphError)
+        identity = node.integer("id")
+        node.element = f"{source}: node {identity}"
         if identity in position:
-            raise table.wrong(f"nodes[{position[identity]}] and nodes[{i}] have the same id")
+            raise node.wrong(f"nodes[{position[identity]}] and nodes[{i}] have the same id")
         position[identity] = i
-        nodes.append(_node(table, identity))
+        nodes.append(_node(node, identity))
     edges = []
-    for i, row in enumerate(top.rows("edges")):
-        table = Table(f"{source}: edges[{i}]", row, row, GraphError)
-        tail, head = (_end(table, field, position) for field in ("sourceId", "destId"))
-        edges.append(_Edge(tail, head, table.number("cost") / 1000, table.number("size", 0)))
+    for i, row in enumerate(top.entries("edges")):
+        edge = Fields(f"{source}: edges[{i}]", row, row, GraphError)
+        tail, head = (_end(edge, field, position) for field in ("sourceId", "destId"))
+        edges.append(_Edge(tail, head, edge.number("cost") / 1000, edge.number("size", 0)))
     return nodes, edges
 
 
-def _node(table: Table, identity: int) -> _Node:
-    seconds = {"cpu": table.number("cpuLatency") / 1000}
-    if _flag(table, "supportedOnFpga"):
-        seconds["gpu"] = table.number("fpgaLatency") / 1000
+def _node(node: Fields, identity: int) -> _Node:
+    seconds = {"cpu": node.number("cpuLatency") / 1000}
+    if _flag(node, "supportedOnFpga"):
+        seconds["gpu"] = node.number("fpgaLatency") / 1000
     return _Node(
-        name=table.text("name", f"node{identity}"),
-        color=table.integer("colorClass") if "colorClass" in table.fields else None,
-        backward=_flag(table, "isBackwardNode"),
+        name=node.text("name", f"node{identity}"),
+        color=node.integer("colorClass") if "colorClass" in node.given else None,
+        backward=_flag(node, "isBackwardNode"),
         seconds=seconds,
-        size_bytes=_whole_bytes(table, "size"),
+        size_bytes=_whole_bytes(node, "size"),
     )
 
 
-def _flag(table: Table, name: str) -> bool:
-    value = table.get(name)
+def _flag(fields: Fields, name: str) -> bool:
+    value = fields.get(name)
     if value not in (0, 1) or not isinstance(value, int):
-        raise table.wrong(f"{name} must be true, false, 1 or 0, it is {describe(value)}")
+        raise fields.wrong(f"{name} must be true, false, 1 or 0, got {describe(value)}")
     return bool(value)
 
 
-def _end(edge: Table, name: str, position: dict[int, int]) -> int:
+def _end(edge: Fields, name: str, position: dict[int, int]) -> int:
     identity = edge.integer(name)
     if identity not in position:
-        raise edge.wrong(f"{name} names node {identity}, there is none")
+        raise edge.wrong(f"{name} names node {identity}, which does not exist")
     return position[identity]
 
 
-def _whole_bytes(table: Table, name: str) -> int:
-    nbytes = table.number(name)
+def _whole_bytes(fields: Fields, name: str) -> int:
+    nbytes = fields.number(name)
     if nbytes > MAX_BYTES:
-        raise table.wrong(f"{name} must be at most 2**62 bytes, it is {nbytes}")
+        raise fields.wrong(f"{name} must be at most 2**62 bytes, got {nbytes}")
     return round(nbytes)
 
 
@@ -203,21 +206,23 @@ def _bytes_per_second(edges: list[_Edge]) -> float:
     return math.fsum(edge.size_bytes for edge in both) / math.fsum(edge.cost_seconds for edge in both)
 
 
-def cluster_of(path: str | Path, *, bytes_per_second: float | None = None, host_memory_bytes: int = 2**40) -> Cluster:
+def dnn_partitioning_cluster(
+    path: str | Path, *, bytes_per_second: float | None = None, host_memory_bytes: int = 2**40
+) -> Cluster:
     """Returns the machine that a file describes: maxFPGAs accelerators 'gpu:0'.. and maxCPUs cores 'cpu:0'..
 
-    An accelerator has maxSizePerFPGA bytes and a link to and from host memory of the file's bandwidth, or of the given
-    one; a copy between two accelerators goes through host memory and takes twice as long. Copies between cores are as
-    good as free. Every core has host_memory_bytes, for their model does not limit host memory. Every ordered pair has
-    its own channel: copies run beside each other and beside ops, while theirs hold up the accelerator. Speeds are 1,
-    for all times are given: the machine is of use with graphs of this format alone.
+    An accelerator has maxSizePerFPGA bytes, and links to and from host memory with the file's bandwidth unless another
+    is given. A copy between two accelerators goes through host memory and takes twice as long; copies between cores take
+    next to no time. Every core has host_memory_bytes: their model does not limit host memory. Every ordered pair has its
+    own channel, so copies overlap with each other and with ops, while in their model a copy blocks the accelerator.
+    Speeds are 1 because all times are given: the machine is useful only with graphs of this format.
     """
     source = str(path)
-    data = parse_json(path, read_bytes(path, GraphError), GraphError)
-    top = Table(source, data, data, GraphError)
+    data = read_json(path, GraphError)
+    top = Fields(source, data, data, GraphError)
     num_gpus, num_cpus = top.integer("maxFPGAs"), top.integer("maxCPUs")
     if not 1 <= num_gpus + num_cpus <= MAX_DEVICES:
-        raise top.wrong(f"maxFPGAs + maxCPUs must be from 1 to {MAX_DEVICES}, it is {num_gpus + num_cpus}")
+        raise top.wrong(f"maxFPGAs + maxCPUs must be from 1 to {MAX_DEVICES}, got {num_gpus + num_cpus}")
     gpu_memory_bytes = _whole_bytes(top, "maxSizePerFPGA")
     _, edges = _nodes_and_edges(data, source)
     transfer = _bytes_per_second(edges) if bytes_per_second is None else bytes_per_second

@@ -1,4 +1,4 @@
-"""A program order for graphs whose files have none."""
+"""Gives a program order to graphs whose files have none."""
 
 import heapq
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from placewise.core.errors import GraphError
 
 
 def topological_order(names: Sequence[str], edges: Sequence[tuple[int, int]], source: str) -> list[int]:
-    """Returns the nodes' positions so that every edge leads forwards; ties go to the lowest position in the file.
+    """Returns the nodes, by position in the file, so that every edge points forward; ties go to the lowest position.
 
-    A cycle is a GraphError that names `source`, the file, and a node of the cycle.
+    A cycle raises a GraphError that names the file (`source`) and a node of the cycle.
     """
     followers: list[list[int]] = [[] for _ in names]
     waits = [0] * len(names)
     for tail, head in edges:
         followers[tail].append(head)
         waits[head] += 1
-    ready = [node for node, count in enumerate(waits) if count == 0]  # ascending, so a heap already
+    ready = [node for node, count in enumerate(waits) if count == 0]  # ascending, so already a heap
     order = []
     while ready:
         node = heapq.heappop(ready)
@@ -27,12 +27,12 @@ def topological_order(names: Sequence[str], edges: Sequence[tuple[int, int]], so
                 heapq.heappush(ready, follower)
     if len(order) < len(names):
         node = _node_of_cycle([count > 0 for count in waits], edges)
-        raise GraphError(f"{source}: {names[node]}: its edges lead back to it, a graph must not have a cycle")
+        raise GraphError(f"{source}: {names[node]}: is part of a cycle, a graph must not have one")
     return order
 
 
 def _node_of_cycle(stuck: list[bool], edges: Sequence[tuple[int, int]]) -> int:
-    """Returns a node of a cycle: every stuck node waits for a stuck one, so going back must end in a circle."""
+    """Returns a node of a cycle: every stuck node waits for another stuck one, so walking back must end in a cycle."""
     waits_for = {head: tail for tail, head in reversed(edges) if stuck[tail] and stuck[head]}
     node = stuck.index(True)
     seen: dict[int, None] = {}

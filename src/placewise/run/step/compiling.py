@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from placewise.core.arrays import Ints
-from placewise.core.cluster import Cluster, cluster_of
+from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
@@ -30,7 +30,7 @@ def compile_plan(
     Without a cluster it is the preset that the plan names, or this machine as `placewise detect` describes it.
     """
     if not isinstance(step, CapturedStep):
-        raise ExecutionError(f"step must be what placewise.graph_capture returns, it is a {type(step).__name__}")
+        raise ExecutionError(f"step must be a captured step (placewise.capture), got a {type(step).__name__}")
     if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
         raise ExecutionError(f'virtual must be a table of GPUs and numbers of slices, {{"cuda:0": 4}}, it is {virtual!r}')
     source = "plan"
@@ -38,7 +38,7 @@ def compile_plan(
         cluster = plan.cluster
     elif cluster is None:
         cluster, source = Cluster.detect(), "plan (no cluster was given, so it is this machine as detected)"
-    cluster = cluster_of(cluster)
+    cluster = as_cluster(cluster)
     if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)

@@ -1,7 +1,6 @@
 """What a failed step says: out of memory, or which op failed."""
 
-from placewise.core.errors import ExecutionError, NothingFits, PlacewiseError
-from placewise.formats.files import one_line
+from placewise.core.errors import ExecutionError, NothingFits, PlacewiseError, one_line
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # what allocators say
 
