@@ -107,7 +107,7 @@ def build_dag(problem: Problem) -> Dag:
     targets, sources = np.divmod(keys, max(problem.num_ops, 1))
     nbytes = np.bincount(inverse, weights=nbytes, minlength=len(keys))
     counts = np.bincount(inverse, weights=counts, minlength=len(keys))
-    copies = counts[:, None, None] * cluster.latency_seconds + nbytes[:, None, None] / cluster.bytes_per_second
+    copies = cluster.copy_seconds(nbytes, counts)
     together = problem.op_groups[sources] == problem.op_groups[targets]
     copies[together] = np.where(np.eye(problem.num_devices, dtype=np.bool_), 0.0, np.inf)
     allowed = problem.allowed[problem.op_groups]
@@ -128,7 +128,7 @@ def _earliest(problem: Problem, readers: Ints, tensors: Ints, sources: Ints, tar
     home = tensor_groups(problem)[tensors]
     narrow = ~problem.allowed[home].all(axis=1)  # elsewhere a resident tensor can be where it is read
     for n, t, group in zip(readers[narrow].tolist(), tensors[narrow].tolist(), home[narrow].tolist(), strict=True):
-        copies = cluster.latency_seconds + problem.graph.tensors.nbytes[t] / cluster.bytes_per_second
+        copies = cluster.copy_seconds(problem.graph.tensors.nbytes[t])
         if group == problem.op_groups[n]:
             continue
         earliest[n] = np.maximum(earliest[n], np.where(problem.allowed[group][:, None], copies, np.inf).min(axis=0))

@@ -93,6 +93,14 @@ class Cluster:
         """The bandwidth of each link, infinite from a device to itself: [devices, devices]."""
         return self._matrix({pair: link.bytes_per_second for pair, link in self._link_of.items()}, np.inf)
 
+    def copy_seconds(self, nbytes: Any, num_copies: Any = 1) -> Floats:
+        """Returns how long `num_copies` [...] copies, one after the other, of `nbytes` [...] in all take over each link.
+
+        The result is [..., devices, devices].
+        """
+        nbytes, num_copies = (np.asarray(values)[..., None, None] for values in (nbytes, num_copies))
+        return copy_seconds(nbytes, self.latency_seconds, self.bytes_per_second, num_copies)
+
     @cached_property
     def channel_names(self) -> tuple[str, ...]:
         """The channels' names, in the order of the first ordered pair of devices that uses each."""
@@ -127,6 +135,15 @@ class Cluster:
         for pair, value in entries.items():
             matrix[pair] = value
         return frozen(matrix, np.float64)
+
+
+def copy_seconds(nbytes: Any, latency_seconds: Any, bytes_per_second: Any, num_copies: Any = 1) -> Floats:
+    """Returns how long copies, one after the other, of `nbytes` in all take; the arguments broadcast.
+
+    The one formula for a copy's time; `simulate.kernels.arrival_time` is the same for compiled code.
+    """
+    seconds: Floats = num_copies * latency_seconds + nbytes / bytes_per_second
+    return seconds
 
 
 def _channel(link: Link) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.simulate.compile import kernel
+from placewise.simulate.compile import inner, kernel
 from placewise.simulate.flat_problem import FlatProblem, Small
 
 UNLAUNCHED = np.int32(2**31 - 1)  # when a copy is launched that is not
@@ -90,6 +90,18 @@ class Snapshots(NamedTuple):
     busy: Floats  # [snapshots, channels]
 
 
+@inner
+def arrival_time(begin: float, nbytes: int, latency_seconds: float, bytes_per_second: float) -> float:
+    """Returns when a copy that begins at a time ends; for 0, how long it takes (`core.cluster.copy_seconds`, compiled)."""
+    return begin + latency_seconds + nbytes / bytes_per_second
+
+
+@inner
+def departure_time(end: float, nbytes: int, latency_seconds: float, bytes_per_second: float) -> float:
+    """Returns when a copy that ends at a time begins."""
+    return -arrival_time(-end, nbytes, latency_seconds, bytes_per_second)
+
+
 @kernel
 def simulate_order(flat: FlatProblem, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
@@ -147,7 +159,7 @@ def simulate_from(
                     link = there * num_devices + here
                     channel = channels[link]
                     begin = max(begin, busy[channel])
-                    arrival = begin + latency[link] + copy_bytes[copy] / bandwidth[link]
+                    arrival = arrival_time(begin, copy_bytes[copy], latency[link], bandwidth[link])
                     launch_at[place] = position - num_ops
                     arrivals[place] = arrival
                     busy[channel] = arrival

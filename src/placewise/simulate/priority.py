@@ -14,7 +14,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import borrowing, kernel
 from placewise.simulate.dependencies import Dependencies
 from placewise.simulate.flat_problem import FlatProblem, Small
-from placewise.simulate.kernels import Workspace, forget_copies, peak_bytes, simulate_order
+from placewise.simulate.kernels import Workspace, arrival_time, forget_copies, peak_bytes, simulate_order
 
 NEVER = -1.0  # the arrival of a copy that was not launched
 
@@ -84,7 +84,7 @@ def remaining_paths(flat: FlatProblem, waits: Dependencies, devices: Any, path: 
                 way = length
                 if there != here:
                     link = there * num_devices + here
-                    way += latency[link] + value_bytes[value] / bandwidth[link]
+                    way += arrival_time(0.0, value_bytes[value], latency[link], bandwidth[link])
                 path[maker] = max(path[maker], way)
 
 
@@ -187,7 +187,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                     if arrival < 0.0:
                         link = there * num_devices + here
                         begin = max(now, busy[channels[link]])
-                        arrival = begin + latency[link] + value_bytes[value] / bandwidth[link]
+                        arrival = arrival_time(begin, value_bytes[value], latency[link], bandwidth[link])
                         arrivals[place] = arrival
                         busy[channels[link]] = arrival
                         launched[num_copies] = place

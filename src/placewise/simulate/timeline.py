@@ -7,7 +7,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import kernel
 from placewise.simulate.flat_problem import FlatProblem, Small
-from placewise.simulate.kernels import MemoryWorkspace, Workspace, forget_copies, peak_bytes, simulate_order
+from placewise.simulate.kernels import MemoryWorkspace, Workspace, arrival_time, forget_copies, peak_bytes, simulate_order
 
 NOTHING, HOST, DEVICE, COPY, AFTER, MAKER, CHANNEL = range(7)  # what an op or a copy waited for last
 
@@ -90,7 +90,8 @@ def timeline_of(flat: FlatProblem, order: Small, work: Workspace) -> Timeline:
                     leaves, reason, cause = end[maker], MAKER, maker
                 if busy[channel] > leaves:
                     leaves, reason, cause = busy[channel], CHANNEL, last_copy[channel]
-                arrives = leaves + flat.latency_seconds[link] + flat.copy_bytes[tensor] / flat.bytes_per_second[link]
+                latency, bandwidth = flat.latency_seconds[link], flat.bytes_per_second[link]
+                arrives = arrival_time(leaves, flat.copy_bytes[tensor], latency, bandwidth)
                 copy_tensor[copy], copy_source[copy], copy_target[copy], copy_reader[copy] = tensor, there, here, n
                 copy_start[copy], copy_end[copy] = leaves, arrives
                 copy_wait[copy], copy_wait_for[copy] = (reason, cause) if leaves > 0.0 else (NOTHING, -1)

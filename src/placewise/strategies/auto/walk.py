@@ -13,6 +13,7 @@ from placewise.simulate.kernels import (
     MemoryWorkspace,
     Snapshots,
     Workspace,
+    departure_time,
     forget_copies,
     new_memory_workspace,
     new_workspace,
@@ -328,7 +329,8 @@ def _find_latest(flat: FlatProblem, order: Small, devices: Any, seconds: float, 
                 if launch_at[place] == position:
                     link = there * num_devices + here
                     channel = num_devices + channels[link]
-                    begin = min(copy_latest[place], next_free[channel]) - latency[link] - copy_bytes[copy] / bandwidth[link]
+                    end = min(copy_latest[place], next_free[channel])
+                    begin = departure_time(end, copy_bytes[copy], latency[link], bandwidth[link])
                     next_free[channel] = begin
                     maker = copy_makers[copy]
                     if maker >= 0:

@@ -8,6 +8,7 @@ from placewise.core.arrays import Bools, Floats, Ints
 from placewise.simulate.compile import inner, kernel
 from placewise.simulate.dependencies import Dependencies
 from placewise.simulate.flat_problem import FlatProblem
+from placewise.simulate.kernels import arrival_time
 
 NEVER = -1.0  # the arrival of a copy, or the end of an op, that is not there yet
 
@@ -88,7 +89,7 @@ def _inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, k
         if arrival < 0.0:
             link = there * flat.num_devices + device
             channel = flat.channels[link]
-            seconds = flat.latency_seconds[link] + waits.value_bytes[value] / flat.bytes_per_second[link]
+            seconds = arrival_time(0.0, waits.value_bytes[value], flat.latency_seconds[link], flat.bytes_per_second[link])
             arrival = max(made, busy[channel]) + seconds
             busy[channel] = arrival
             if keep:

@@ -387,15 +387,14 @@ class ConstraintProgram(Facts):
         by_channel: dict[int, list[tuple[PossibleCopy, list[Literal], int]]] = defaultdict(list)
         for copy, readers in self.copies.items():
             made, start = self.is_made[copy], self.copy_start[copy]
+            seconds = cluster.copy_seconds(self.problem.graph.tensors.nbytes[copy.tensor])  # [devices, devices]
             self.asked_for[copy]
             if (maker := int(producer[copy.tensor])) >= 0:
                 self.model.add(start >= self.end[maker]).only_enforce_if(made)
             for a, at_home in enumerate(self.on[self.home[copy.tensor]]):
                 if a == copy.target or isinstance(at_home, int):
                     continue
-                seconds = cluster.latency_seconds[a, copy.target]
-                seconds += self.problem.graph.tensors.nbytes[copy.tensor] / cluster.bytes_per_second[a, copy.target]
-                units = self._units(float(seconds))
+                units = self._units(float(seconds[a, copy.target]))
                 by_channel[int(cluster.channels[a, copy.target])].append((copy, [made, at_home], units))
                 for n in readers:
                     self.logic.imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)

@@ -7,6 +7,7 @@ import numpy as np
 
 from placewise.bounds.best_bound import bound
 from placewise.core.arrays import Ints
+from placewise.core.cluster import copy_seconds
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import unique_reads
@@ -115,7 +116,7 @@ def longest_seconds(problem: Problem) -> float:
     """Returns a time that no step exceeds: all ops and all copies, each at its slowest, one after the other."""
     _, tensors = unique_reads(problem.graph.ops.reads)
     cluster, read = problem.cluster, np.unique(tensors)
-    slowest = problem.graph.tensors.nbytes[read] / cluster.bytes_per_second.min() + cluster.latency_seconds.max()
+    slowest = copy_seconds(problem.graph.tensors.nbytes[read], cluster.latency_seconds.max(), cluster.bytes_per_second.min())
     copies = (slowest.sum() + cluster.dispatch_seconds * len(read)) * (problem.num_devices - 1)
     ops = np.where(problem.allowed[problem.op_groups], problem.op_seconds, 0.0).max(axis=1, initial=0.0)
     return float(ops.sum() + problem.num_ops * cluster.dispatch_seconds + copies)

@@ -4,6 +4,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import inner, kernel
+from placewise.simulate.kernels import arrival_time
 from placewise.strategies.list_scheduling.tasks import Tasks
 
 
@@ -42,7 +43,8 @@ def _inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: i
         arrival = ends[maker]
         there = placement[tasks.op_groups[maker]]
         if there != device and tasks.input_bytes[edge] >= 0.0:
-            arrival += tasks.latency_seconds[there, device] + tasks.input_bytes[edge] / tasks.bytes_per_second[there, device]
+            latency, bandwidth = tasks.latency_seconds[there, device], tasks.bytes_per_second[there, device]
+            arrival += arrival_time(0.0, tasks.input_bytes[edge], latency, bandwidth)
         ready = max(ready, arrival)
     return ready
 

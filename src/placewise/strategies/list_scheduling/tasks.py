@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints, Ragged
+from placewise.core.cluster import copy_seconds
 from placewise.core.problem import Problem
 from placewise.core.sets import sums
 from placewise.simulate.flat_problem import tensor_groups
@@ -79,7 +80,8 @@ def mean_copy_seconds(problem: Problem, nbytes: Floats, devices: Bools) -> Float
     if not pairs.any():
         return np.zeros(len(nbytes))
     latency = problem.cluster.latency_seconds[pairs].mean()
-    return np.where(nbytes < 0, 0.0, latency + np.maximum(nbytes, 0.0) / problem.cluster.bytes_per_second[pairs].mean())
+    bandwidth = problem.cluster.bytes_per_second[pairs].mean()
+    return np.where(nbytes < 0, 0.0, copy_seconds(np.maximum(nbytes, 0.0), latency, bandwidth))
 
 
 def complete(problem: Problem, placement: Ints) -> Ints:
