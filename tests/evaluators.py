@@ -1,10 +1,11 @@
-"""Evaluators to test with that count, fail and die; a light module, for every worker imports it."""
+"""Evaluators that count, fail and die, to test with; a light module, because every worker imports it."""
 
 import os
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,30 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator
 from placewise.core.errors import ProblemError
+from placewise.core.problem import Problem
+
+
+def ints(*values: int) -> Ints:
+    """Returns an array of these numbers."""
+    return np.array(values, np.int64)
+
+
+def assert_same(found: Evaluation, expected: Evaluation) -> None:
+    """Asserts that two evaluations are equal to the bit."""
+    for column, wanted in zip(found, expected, strict=True):
+        assert column.dtype == wanted.dtype
+        assert column.tobytes() == wanted.tobytes()
+
+
+def simulators(problem: Problem, order: str = "priority") -> Callable[[], Evaluator]:
+    """Returns what makes a simulator in a worker."""
+    from placewise.simulate.simulator import Simulator
+
+    return partial(Simulator, problem, order, threads=1)
 
 
 class Sums:
-    """An evaluator to count with: a row costs the sum of its devices, and of its first launch."""
+    """An evaluator to count with: a row costs the sum of its devices, and 100 times its first launch."""
 
     def __init__(self) -> None:
         self.batches: list[list[list[int]]] = []

@@ -17,8 +17,7 @@ from placewise.core.errors import ExecutionError, InputError, NothingFits
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.cached import Cached
-from placewise.evaluate.measured import Measure, MeasuredEvaluator
-from placewise.evaluate.measured_worker import Runner
+from placewise.evaluate.measured import Measure, Measurer, Runner
 from placewise.run.step.failures import is_out_of_memory
 from placewise.search.budget import Budget, budget_of
 from placewise.search.driver import Progress
@@ -38,8 +37,8 @@ def failures() -> list[str]:
     return []
 
 
-def measured(make: Any, failures: list[str], **others: Any) -> MeasuredEvaluator:
-    return MeasuredEvaluator(tiny_problem(), make, report=failures.append, **others)
+def measured(make: Any, failures: list[str], **others: Any) -> Measurer:
+    return Measurer(tiny_problem(), make, report=failures.append, **others)
 
 
 def test_what_was_measured_is_step_time_and_cost(tmp_path: Path, failures: list[str]) -> None:
@@ -77,7 +76,7 @@ def test_what_the_simulator_says_does_not_fit_is_not_run(tmp_path: Path, failure
     cluster = tiny_cluster()
     small = replace(cluster, devices=(cluster.devices[0], replace(cluster.devices[1], memory_bytes=5000)))
     make = Ending(tmp_path / "ran")
-    with MeasuredEvaluator(Problem.of(tiny_graph(), small), make, report=failures.append) as evaluate:
+    with Measurer(Problem.of(tiny_graph(), small), make, report=failures.append) as evaluate:
         found = evaluate(ALL)
     assert (found.overflow_bytes > 0).tolist() == np.isinf(found.step_seconds).tolist() == [False, False, True, True]
     assert make.lines() == ["000", "100"]
@@ -157,7 +156,7 @@ def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures
     file, make = tmp_path / "runs.db", Ending(tmp_path / "ran")
 
     class Stopping:
-        def __init__(self, evaluate: MeasuredEvaluator) -> None:
+        def __init__(self, evaluate: Measurer) -> None:
             self.evaluate, self.calls = evaluate, 0
 
         def __call__(self, placements: Any, orders: Any = None) -> Any:
@@ -243,8 +242,3 @@ def test_wrong_settings_are_refused() -> None:
     with pytest.raises(InputError, match="at least 1 step"):
         Measure(steps=0)
     assert budget_of("auto", None, None, is_measured=True) == Budget(60)
-    with (
-        pytest.raises(InputError, match="workers can't be used with measure, unless with ray"),
-        Planner(tiny_problem(), request("random", 1), workers=2).evaluator(),
-    ):
-        pass

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import tiny_cluster, tiny_graph
-from evaluators import Dying, Failing, Sums, Telling, kill, killer
+from evaluators import Dying, Failing, Sums, Telling, assert_same, kill, killer, simulators
 from measuring import Ending
 from simulated import random_order, random_placements, random_step
 
+import placewise
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator
 from placewise.core.errors import InputError, PlacewiseError, ProblemError
 from placewise.core.problem import Problem
-from placewise.evaluate.measured import MeasuredFactory
-from placewise.evaluate.on_ray import OnRay
-from placewise.evaluate.simulated import SimulatorFactory, open_evaluator
+from placewise.evaluate import open_evaluator
+from placewise.evaluate.measured import Measurer
+from placewise.evaluate.ray import RayPool
 from placewise.search.budget import Budget
 from placewise.search.driver import Progress
 from placewise.search.planner import Planner
@@ -34,13 +36,8 @@ from placewise.simulate.simulator import Simulator
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
-PATHS = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1])))  # of these tests and what they use
-
-
-def assert_same(found: Evaluation, expected: Evaluation) -> None:
-    for column, wanted in zip(found, expected, strict=True):
-        assert column.dtype == wanted.dtype
-        assert column.tobytes() == wanted.tobytes()
+HERE = Path(__file__).parent
+PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, Path(placewise.__file__).parents[1])))  # so that workers run this code
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def cluster() -> Iterator[Any]:
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", PATHS)  # where the workers find the evaluators of these tests
+        patch.setenv("PYTHONPATH", PATHS)
         cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "_system_config": quick})
         cluster.add_node(**NODE)
         yield cluster
@@ -86,27 +83,27 @@ def test_the_number_of_workers_changes_nothing(cluster: Any) -> None:
     orders = np.array([random_order(step.problem, rng) for _ in range(13)])
     simulator = Simulator(step.problem)
     for workers in (1, None):
-        with OnRay(SimulatorFactory(step.problem), workers, cluster.address) as on_ray:
-            assert on_ray.workers == (workers or 4)
+        with RayPool(simulators(step.problem), workers, cluster.address) as pool:
+            assert pool.workers == (workers or 4)
             for rows in (13, 3, 0):
-                assert_same(on_ray(placements[:rows]), simulator(placements[:rows]))
-            assert_same(on_ray(placements, orders), simulator(placements, orders))
-            assert_same(on_ray(placements, orders[:1]), simulator(placements, orders[:1]))
+                assert_same(pool(placements[:rows]), simulator(placements[:rows]))
+            assert_same(pool(placements, orders), simulator(placements, orders))
+            assert_same(pool(placements, orders[:1]), simulator(placements, orders[:1]))
             with pytest.raises(ProblemError, match=r"placement 11 has 7 for group 0\."):
-                on_ray(np.where(np.arange(13)[:, None] == 11, 7, placements))
+                pool(np.where(np.arange(13)[:, None] == 11, 7, placements))
 
 
 @needs_ray
 def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, tmp_path: Path) -> None:
     thread = killer(tmp_path)
     placements = np.arange(12).reshape(12, 1)
-    with OnRay(Dying(tmp_path, times=2), 2, cluster.address) as on_ray:
-        assert_same(on_ray(placements), Sums()(placements))
+    with RayPool(Dying(tmp_path, times=2), 2, cluster.address) as pool:
+        assert_same(pool(placements), Sums()(placements))
         assert len(list(tmp_path.glob("death-*"))) == 2
-    with OnRay(Dying(tmp_path, times=99), 1, cluster.address, attempts=2) as on_ray:
+    with RayPool(Dying(tmp_path, times=99), 1, cluster.address, attempts=2) as pool:
         with pytest.raises(PlacewiseError, match="2 workers died evaluating placements 6 to 11 of a batch"):
-            on_ray(placements)
-        assert_same(on_ray(placements[:9]), Sums()(placements[:9]))
+            pool(placements)
+        assert_same(pool(placements[:9]), Sums()(placements[:9]))
     (tmp_path / "pipe").write_text("stop")
     thread.join()
 
@@ -126,9 +123,9 @@ def test_a_recorded_search_has_the_same_history_when_workers_are_killed(cluster:
             worker.unlink()
             kill(int(worker.stem))
 
-    make = Telling(SimulatorFactory(step.problem, "program"), tmp_path)
-    with OnRay(make, 2, cluster.address) as on_ray:
-        outcome = planner.search(kill_one, record=tmp_path / "runs.db", evaluator=on_ray)
+    make = Telling(simulators(step.problem, "program"), tmp_path)
+    with RayPool(make, 2, cluster.address) as pool:
+        outcome = planner.search(kill_one, record=tmp_path / "runs.db", evaluator=pool)
     assert not moments
     assert outcome.history == expected
     again = planner.search(record=tmp_path / "runs.db", evaluator=Sums())  # answered from the record
@@ -138,8 +135,8 @@ def test_a_recorded_search_has_the_same_history_when_workers_are_killed(cluster:
 @needs_ray
 def test_an_evaluator_that_can_not_be_made(cluster: Any) -> None:
     failing = Failing(ProblemError("no such thing"))
-    with OnRay(failing, 1, cluster.address) as on_ray, pytest.raises(ProblemError, match="no such thing"):
-        on_ray(np.zeros((4, 1), np.int64))
+    with RayPool(failing, 1, cluster.address) as pool, pytest.raises(ProblemError, match="no such thing"):
+        pool(np.zeros((4, 1), np.int64))
 
 
 @needs_ray
@@ -155,10 +152,10 @@ def test_a_lost_node(cluster: Any, tmp_path: Path) -> None:
     thread = threading.Thread(target=remove, daemon=True)
     thread.start()
     placements = np.arange(24).reshape(24, 1)
-    with OnRay(LosingItsNode(node.node_id, pipe), 6, cluster.address) as on_ray:
+    with RayPool(LosingItsNode(node.node_id, pipe), 6, cluster.address) as pool:
         while thread.is_alive():  # until a worker of that node has started and has a part, and the node is gone
-            assert_same(on_ray(placements), Sums()(placements))
-        assert_same(on_ray(placements), Sums()(placements))
+            assert_same(pool(placements), Sums()(placements))
+        assert_same(pool(placements), Sums()(placements))
 
 
 @needs_ray
@@ -168,7 +165,7 @@ def test_a_cluster_of_its_own(tmp_path: Path) -> None:
     code = """
 import ray
 from simulated import random_placements, random_step
-from placewise.evaluate.simulated import open_evaluator
+from placewise.evaluate import open_evaluator
 step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
 with open_evaluator(step.problem, workers=2, ray="local") as evaluator:
     print(evaluator(random_placements(step.problem, rng, 5)).cost.tolist())
@@ -184,15 +181,15 @@ print(ray.is_initialized())
 @needs_ray
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere"])
 def test_an_address_without_a_cluster(address: str) -> None:
-    with pytest.raises(InputError, match=f"there is no Ray cluster to use at '{address}': ") as caught:
-        OnRay(Sums, 2, address)
+    with pytest.raises(InputError, match=f"can't connect to a Ray cluster at '{address}': ") as caught:
+        RayPool(Sums, 2, address)
     assert "\n" not in str(caught.value)
 
 
 def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"^Ray is not installed: pip install 'placewise\[ray\]'$"):
-        OnRay(Sums)
+        RayPool(Sums)
     step, _ = random_step(seed=5, num_ops=4, num_devices=2, memory=120, grouping="colocated")
     with (
         pytest.raises(InputError, match="workers must be at least 1, there are 0"),
@@ -224,13 +221,13 @@ class TellingItsMachine:
 @needs_ray
 def test_one_worker_on_each_machine(cluster: Any, tmp_path: Path) -> None:
     """The cluster has two CPUs on each of its machines, so that two workers could be on one."""
-    with OnRay(TellingItsMachine(tmp_path), address=cluster.address, one_per_machine=True) as evaluate:
+    with RayPool(TellingItsMachine(tmp_path), address=cluster.address, one_per_machine=True) as evaluate:
         assert evaluate.workers == 2
         evaluate(np.zeros((8, 3), np.int64))
     nodes = [file.name.partition(".")[0] for file in tmp_path.iterdir()]
     assert len(nodes) == len(set(nodes)) == 2
     with pytest.raises(InputError, match=r"at most one on each machine of the Ray cluster \(2\), there are 3"):
-        OnRay(Sums, 3, cluster.address, one_per_machine=True)
+        RayPool(Sums, 3, cluster.address, one_per_machine=True)
 
 
 @needs_ray
@@ -239,8 +236,8 @@ def test_measurements_on_machines_survive_what_placements_do(cluster: Any, tmp_p
     problem = Problem.of(tiny_graph(), tiny_cluster())
     make = Ending(tmp_path / "ran", {1: "memory", 2: "crash"})
     placements = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 1], [0, 0, 0], [1, 1, 1]])
-    there = MeasuredFactory(problem, make, "priority", 60.0)
-    with OnRay(there, address=cluster.address, one_per_machine=True) as evaluate:
+    there = partial(Measurer, problem, make)
+    with RayPool(there, address=cluster.address, one_per_machine=True) as evaluate:
         found = evaluate(placements)
     assert found.step_seconds.tolist() == [1.0, np.inf, np.inf, 4.0, 1.0, 4.0]
     assert found.overflow_bytes.tolist() == [0, 5, 1, 0, 0, 0]

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from builders import refused
 from placewise.cli import main
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
-from placewise.evaluate.simulated import SimulatorFactory
 from placewise.experiments.bench import scale_out as bench_scale_out
 from placewise.experiments.bench.scale_out import Delayed, Trial
 from placewise.experiments.bench.suite import (
@@ -134,7 +134,7 @@ def test_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_delayed_evaluator_says_the_same_later(tmp_path: Path) -> None:
     problem = Problem.of(load_graph(CAPTURED), Cluster.load("2xK80"))
     placements = problem.allowed.argmax(axis=1)[None].repeat(3, axis=0)
-    evaluator = Delayed(SimulatorFactory(problem), 0.02, tmp_path)()
+    evaluator = Delayed(partial(Simulator, problem, threads=1), 0.02, tmp_path)()
     started = time.monotonic()
     found = evaluator(placements)
     assert time.monotonic() - started >= 0.06

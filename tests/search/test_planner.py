@@ -23,8 +23,8 @@ from placewise.cli.progress import Ticker
 from placewise.core.errors import InputError, NothingFits
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
+from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
-from placewise.evaluate.simulated import open_evaluator
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.graph_file import read_graph, write_graph
 from placewise.search.budget import Budget, budget_of

@@ -22,8 +22,7 @@ from simulated import Step, gpus, random_step, takes
 from placewise.core.contracts import Evaluator, Proposal
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
-from placewise.evaluate.processes import Pooled
-from placewise.evaluate.simulated import SimulatorFactory
+from placewise.evaluate.pool import ProcessPool
 from placewise.formats.cluster_file import parse_cluster
 from placewise.search.budget import Budget
 from placewise.simulate.simulator import Simulator
@@ -119,7 +118,7 @@ def elsewhere(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def pool(request: pytest.FixtureRequest, problem: Problem) -> Iterator[Evaluator]:
     """Simulators on some processes."""
-    evaluator = Pooled(SimulatorFactory(problem), request.param)
+    evaluator = ProcessPool(partial(Simulator, problem, threads=1), request.param)
     yield evaluator
     evaluator.close()
 

@@ -1,4 +1,4 @@
-"""An evaluator that remembers."""
+"""An evaluator that remembers what it has evaluated."""
 
 from collections import OrderedDict
 from hashlib import blake2b
@@ -17,7 +17,7 @@ Row = tuple[float, float, int]  # cost, step_seconds, overflow_bytes
 class Cached:
     """Evaluates each distinct placement (and order) once, duplicates inside a batch too.
 
-    It remembers up to `max_rows` rows, of some 200 bytes each, by a digest of 128 bits; the one not used for longest goes
+    It remembers up to `max_rows` rows, of some 200 bytes each, by digests of 128 bits, and forgets the least recently used
     first. `hits` counts the rows that were answered without being evaluated, `misses` the others.
     """
 
@@ -30,7 +30,7 @@ class Cached:
 
     @property
     def workers(self) -> int:
-        """How many workers its evaluator has; 1 where it does not say."""
+        """How many workers its evaluator has; 1 if it has no such number."""
         return int(getattr(self.evaluator, "workers", 1))
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
@@ -47,7 +47,7 @@ class Cached:
             try:
                 found = self.evaluator(placements[rows], orders if orders is None or shared else orders[rows])
             except InputError:
-                return self.evaluator(placements, orders)  # its message counts the rows of the whole batch
+                return self.evaluator(placements, orders)  # so that its message counts the whole batch's rows
             columns = (found.cost.tolist(), found.step_seconds.tolist(), found.overflow_bytes.tolist())
             known.update(zip([keys[row] for row in rows], zip(*columns, strict=True), strict=True))
         self.hits += len(keys) - len(new)
@@ -65,7 +65,7 @@ class Cached:
 
 
 def _keys(placements: Ints, orders: Ints | None) -> list[bytes]:
-    """Returns a key for each row; none where the shapes or types are for the evaluator to refuse."""
+    """Returns a key for each row; none if the evaluator will refuse the shapes or types."""
     given = [placements] if orders is None else [placements, orders]
     if any(array.ndim != 2 or array.dtype.kind not in "iu" for array in given):
         return []

@@ -1,45 +1,55 @@
-"""An evaluator that runs placements for real, in a worker process that can be lost."""
+"""An evaluator that runs placements for real, in a worker process that a placement may crash.
 
+`Measurer` is the evaluator. `Runner` is the worker's side: it holds the model, and runs its step as it is placed.
+"""
+
+import gc
 import os
 import pickle
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from threading import Lock, Timer
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, final
 
 import numpy as np
 
-from placewise.core.arrays import Ints
+from placewise.core.arrays import Floats, Ints
+from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
-from placewise.core.errors import InputError, WorkerDied, one_line
+from placewise.core.errors import ExecutionError, InputError, PlacewiseError, WorkerDied, one_line
 from placewise.core.problem import Problem
-from placewise.evaluate.processes import Pooled
-from placewise.evaluate.worker_process import Make
+from placewise.evaluate.pool import MakeEvaluator, ProcessPool
+from placewise.run.step.failures import is_out_of_memory, step_failure
 from placewise.simulate.simulator import Simulator
+
+if TYPE_CHECKING:
+    from placewise.graph_capture.capture import CapturedStep
+    from placewise.graph_capture.training_step import TrainingStep
 
 NOT_RUN = np.inf  # step seconds of a placement without a measurement
 
-FAILED_COST = 2.0  # over the simulator's failing seconds: as one that overflows by the memory of all devices
+FAILED_COST = 2.0  # times the simulator's failing seconds: as if it overflowed by the memory of all devices
 
-Judged = tuple[float, float, int]  # cost, step seconds, overflow
+Judged = tuple[float, float, int]  # cost, step seconds, overflow bytes
 
 
 @dataclass(frozen=True)
 class Measure:
-    """How a placement is measured: the papers drop the first steps and take the median, or the mean, of some more."""
+    """How a placement is measured: the median of some steps, after a warm-up."""
 
     steps: int = 3
     warm_up: int = 1
-    timeout_seconds: float = 60.0  # for all steps of a placement, and for getting it ready
+    timeout_seconds: float = 60.0  # for all steps of a placement, and for compiling it
     virtual: Mapping[str, int] = field(default_factory=dict)  # GPUs that are cut into slices: {"cuda:0": 4}
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warm_up < 0 or not self.timeout_seconds > 0:
             raise InputError(
-                "measure: needs at least 1 step, no less than 0 steps of warm-up and some seconds, "
-                f"there are {self.steps}, {self.warm_up} and {self.timeout_seconds}"
+                "measure: needs at least 1 step, 0 or more steps of warm-up and a timeout above 0 s, "
+                f"it has {self.steps}, {self.warm_up} and {self.timeout_seconds}"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -48,24 +58,24 @@ class Measure:
 
 
 @final
-class MeasuredEvaluator:
+class Measurer:
     """Measures placements one after the other in one worker process, which holds the model.
 
-    What the simulator says does not fit is not run. A placement that runs out of memory, ends its process or takes too
-    long counts as one that does not fit: its step seconds are infinite and its overflow is at least a byte; `report` gets
-    a line that says why. A process that is gone is replaced.
+    A placement that the simulator finds too large is not run. One that runs out of memory, crashes the process or takes
+    too long counts as one that does not fit: its step seconds are infinite, its overflow is at least a byte, and `report`
+    gets a line with the reason. A process that has died is replaced.
     """
 
     def __init__(
         self,
         problem: Problem,
-        make: Make,
+        make: MakeEvaluator,
         order: str = "priority",
         timeout_seconds: float = 60.0,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._simulator = Simulator(problem, order)
-        self._pool = _one_worker(make)
+        self._pool = _one_process(make)
         self._timeout_seconds, self._report = timeout_seconds, report
         self.num_measured = 0
 
@@ -84,7 +94,7 @@ class MeasuredEvaluator:
         return measure_fitting(self._simulator, placements, orders, self._measure)
 
     def _measure(self, placement: Ints, order: Ints) -> Judged:
-        """Returns the cost, the step seconds and the overflow of a placement that is run."""
+        """Runs a placement, and returns how it is judged."""
         self._wait_for_worker(placement)
         self.num_measured += 1
         try:
@@ -92,29 +102,29 @@ class MeasuredEvaluator:
                 found = self._pool(placement[None], order[None])
         except WorkerDied as death:
             why = f"took over {self._timeout_seconds:g} s" if deadline.has_passed else str(death).rpartition(": ")[2]
-            return self._failed(f"{why}; its process is replaced", 1)
+            return self._fail(f"{why}; its process is replaced", 1)
         seconds, overflow = float(found.step_seconds[0]), int(found.overflow_bytes[0])
         if overflow:
-            return self._failed("ran out of memory", overflow)
+            return self._fail("ran out of memory", overflow)
         return seconds, seconds, 0
 
-    def _failed(self, why: str, overflow_bytes: int) -> Judged:
+    def _fail(self, why: str, overflow_bytes: int) -> Judged:
         self._report(f"measurement {self.num_measured} failed: {why}")
-        return failed(self._simulator, overflow_bytes)
+        return judge_failed(self._simulator, overflow_bytes)
 
     def _wait_for_worker(self, placement: Ints) -> None:
-        """Returns when a worker has started: making its model does not count as measuring."""
+        """Returns when a worker has started: loading its model does not count as measuring."""
         nothing = placement[None][:0]
         try:
             self._pool(nothing)
-        except WorkerDied:  # it died idle: after its last answer
+        except WorkerDied:  # just now, after its last answer
             self._pool(nothing)
 
 
 def measure_fitting(
     simulator: Simulator, placements: Ints, orders: Ints | None, measure: Callable[[Ints, Ints], Judged]
 ) -> Evaluation:
-    """Returns the evaluation of a batch: what the simulator says does not fit is not run, all others are measured."""
+    """Returns the evaluation of a batch: placements that the simulator finds too large are not run, all others measured."""
     simulated = simulator.simulate(placements, orders, keep_orders=True)
     predicted = simulator.evaluation(simulated.step_seconds, simulated.peak_bytes)
     assert simulated.orders is not None
@@ -129,28 +139,14 @@ def measure_fitting(
     return Evaluation(np.array(cost, np.float64), np.array(step_seconds, np.float64), np.array(overflow_bytes, np.int64))
 
 
-def failed(simulator: Simulator, overflow_bytes: int) -> Judged:
+def judge_failed(simulator: Simulator, overflow_bytes: int) -> Judged:
     """Returns how a placement is judged that could not be run."""
     return FAILED_COST * simulator.failing_seconds, NOT_RUN, overflow_bytes
 
 
-@dataclass(frozen=True, eq=False)
-class MeasuredFactory:
-    """Makes a MeasuredEvaluator on another machine, with a worker process there."""
-
-    problem: Problem
-    make: Make
-    order: str
-    timeout_seconds: float
-
-    def __call__(self) -> MeasuredEvaluator:
-        """Returns the evaluator."""
-        return MeasuredEvaluator(self.problem, self.make, self.order, self.timeout_seconds)
-
-
-def _one_worker(make: Make) -> Pooled:
+def _one_process(make: MakeEvaluator) -> ProcessPool:
     try:
-        return Pooled(make, workers=1, attempts=1)
+        return ProcessPool(make, workers=1, attempts=1)
     except (pickle.PicklingError, AttributeError, TypeError) as problem:
         raise InputError(
             f"measure: the step can't be sent to the process that measures ({one_line(problem)}): define its model and "
@@ -159,9 +155,9 @@ def _one_worker(make: Make) -> Pooled:
 
 
 class _Deadline:
-    """Ends the pool's processes when the seconds have passed before the block has ended."""
+    """Kills the pool's processes if the block takes longer than these seconds."""
 
-    def __init__(self, pool: Pooled, seconds: float) -> None:
+    def __init__(self, pool: ProcessPool, seconds: float) -> None:
         self._pool, self._timer = pool, Timer(seconds, self._end)
         self._lock, self._is_over = Lock(), False
         self.has_passed = False
@@ -183,4 +179,100 @@ class _Deadline:
             self.has_passed = True
             for process_id in self._pool.process_ids:
                 with suppress(ProcessLookupError):
-                    os.killpg(process_id, signal.SIGKILL)  # a worker leads its own group
+                    os.killpg(process_id, signal.SIGKILL)  # a worker leads its own process group
+
+
+# --- in the worker ---
+
+
+class RunSteps(Protocol):
+    """Runs a placement for real."""
+
+    def __call__(
+        self,
+        captured: "CapturedStep",
+        cluster: Cluster,
+        placement: Sequence[str],
+        order: Ints,
+        warm_up: int,
+        steps: int,
+        virtual: Mapping[str, int],
+    ) -> tuple[Floats, Mapping[str, int]]:
+        """Returns the seconds of each step after the warm-up [steps], and the peak bytes by device."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Runner:
+    """Runs placements: an Evaluator. One that needs more memory than there is has an overflow, and no time."""
+
+    captured: "CapturedStep"
+    problem: Problem
+    measure: Measure
+    run_steps: RunSteps
+
+    def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
+        """Returns the evaluation of a batch; the median of the steps counts."""
+        found = [
+            self._run(placement, np.arange(self.problem.num_ops) if orders is None else orders[row % len(orders)])
+            for row, placement in enumerate(placements)
+        ]
+        seconds = np.array([entry[0] for entry in found], np.float64)
+        return Evaluation(seconds, seconds, np.array([entry[1] for entry in found], np.int64))
+
+    def _run(self, placement: Ints, order: Ints) -> tuple[float, int]:
+        """Returns the step seconds and the overflow of a placement."""
+        names, how = self.problem.expand(placement), self.measure
+        try:
+            times, peaks = self.run_steps(
+                self.captured, self.problem.cluster, names, order, how.warm_up, how.steps, how.virtual
+            )
+        except PlacewiseError:
+            raise
+        except Exception as problem:
+            if "CUDA error" in str(problem):  # the GPU's context is lost, and only a new process gets another
+                print(f"placewise: {problem}", file=sys.stderr)
+                os._exit(1)
+            if not is_out_of_memory(problem):
+                raise step_failure(self.problem.graph.name, problem) from problem
+            del problem  # its traceback's frames hold tensors
+        else:
+            devices = self.problem.cluster.devices
+            overflow = sum(max(peaks.get(device.name, 0) - device.memory_bytes, 0) for device in devices)
+            return float(np.median(times)), overflow
+        _give_memory_back()
+        return float("inf"), 1
+
+
+def make_runner(model: "str | TrainingStep", problem: Problem, measure: Measure, run_steps: RunSteps) -> Runner:
+    """Returns a runner with the model loaded; its step must be the one that the problem was made from.
+
+    `model` is what the command line calls MODEL, or the step itself.
+    """
+    captured = _load(model, problem.graph.name)
+    if captured.graph.untimed_digest != problem.graph.untimed_digest:
+        raise ExecutionError(
+            f"the step {problem.graph.name!r} can't be measured: it was captured differently in another process"
+        )
+    return Runner(captured, problem, measure, run_steps)
+
+
+def _load(model: "str | TrainingStep", name: str) -> "CapturedStep":
+    if isinstance(model, str):
+        from placewise.measure.example_batch import random_batch, real_step
+
+        captured = real_step(model)
+        return replace(captured, step=replace(captured.step, batch=random_batch(captured)))
+    from placewise.graph_capture.capture import capture_step
+
+    return capture_step(model, name)
+
+
+def _give_memory_back() -> None:
+    """Frees what a failed placement has left behind."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,8 +19,8 @@ from placewise.core.grouping import COLOCATED
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.quantities import nbytes
+from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
-from placewise.evaluate.simulated import open_evaluator
 from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
@@ -98,36 +98,17 @@ class Planner:
     ray: str | None = None
     on_failure: Callable[[str], None] = lambda line: None  # gets a line for each measurement that fails
 
-    @contextmanager
-    def evaluator(self) -> Iterator[Evaluator]:
-        """Gives the evaluator that the request asks for: one that simulates, or one that measures."""
-        measure, order = self.request.measure, self.request.order
-        if measure is None:
-            with open_evaluator(self.problem, order, workers=self.workers, ray=self.ray) as evaluator:
-                yield evaluator
-            return
-        if self.workers is not None and self.ray is None:
-            raise InputError(
-                "workers can't be used with measure, unless with ray: one process measures, alone on the machine"
-            )
-        from placewise.evaluate.cached import Cached
-        from placewise.evaluate.measured import MeasuredEvaluator, MeasuredFactory
-        from placewise.evaluate.measured_worker import RunnerFactory
-        from placewise.measure.step_times import run_steps
-
-        make_runner = RunnerFactory(
-            self.request.model if self.step is None else self.step.step, self.problem, measure, run_steps
+    def evaluator(self) -> AbstractContextManager[Evaluator]:
+        """Opens the evaluator that the request asks for: one that simulates, or one that measures."""
+        return open_evaluator(
+            self.problem,
+            self.request.order,
+            measure=self.request.measure,
+            step=self.request.model if self.step is None else self.step.step,
+            workers=self.workers,
+            ray=self.ray,
+            report=self.on_failure,
         )
-        if self.ray is None:
-            with MeasuredEvaluator(self.problem, make_runner, order, measure.timeout_seconds, self.on_failure) as measured:
-                yield Cached(measured)  # no placement is measured twice
-            return
-        from placewise.evaluate.on_ray import OnRay
-
-        make_measured = MeasuredFactory(self.problem, make_runner, order, measure.timeout_seconds)
-        address = None if self.ray == "local" else self.ray
-        with OnRay(make_measured, self.workers, address, one_per_machine=True) as machines:
-            yield Cached(machines)
 
     def search(
         self,

@@ -17,8 +17,7 @@ from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile
 from placewise.core.quantities import counted
-from placewise.evaluate.measured import Judged, Measure, failed, measure_fitting
-from placewise.evaluate.measured_worker import Runner
+from placewise.evaluate.measured import Judged, Measure, Runner, judge_failed, measure_fitting
 from placewise.formats.profile_file import write_profile
 from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.contended_schedule import schedule_together
@@ -195,7 +194,7 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
 
     def measure(placement: Ints, order: Ints) -> Judged:
         seconds = float(runner(placement[None], order[None]).step_seconds[0])
-        return (seconds, seconds, 0) if np.isfinite(seconds) else failed(simulator, 1)
+        return (seconds, seconds, 0) if np.isfinite(seconds) else judge_failed(simulator, 1)
 
     with TemporaryDirectory() as folder:
         path = f"{folder}/plan.json"

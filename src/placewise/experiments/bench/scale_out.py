@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation, Evaluator
 from placewise.core.problem import Problem
-from placewise.evaluate.on_ray import OnRay
-from placewise.evaluate.simulated import SimulatorFactory
+from placewise.evaluate.pool import MakeEvaluator
+from placewise.evaluate.ray import RayPool
 from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import Outcome, Progress
@@ -39,7 +40,7 @@ class Trial:
 class Delayed:
     """Makes evaluators that take a fixed time for each placement; each process that has one leaves its id in a folder."""
 
-    make: SimulatorFactory
+    make: MakeEvaluator
     delay_seconds: float
     folder: Path
 
@@ -80,8 +81,8 @@ def _measure(
     with tempfile.TemporaryDirectory(prefix="placewise-") as name:
         folder = Path(name)
         started = time.monotonic()
-        make = Delayed(SimulatorFactory(problem, request.order), trial.delay_seconds, folder)
-        with OnRay(make, workers) as evaluator:
+        make = Delayed(partial(Simulator, problem, request.order, threads=1), trial.delay_seconds, folder)
+        with RayPool(make, workers) as evaluator:
             _warm_up(evaluator, problem, folder)
             killer = _Killer(folder, trial, kills)
             begun = time.monotonic()
@@ -99,7 +100,7 @@ def _measure(
     }
 
 
-def _warm_up(evaluator: OnRay, problem: Problem, folder: Path) -> None:
+def _warm_up(evaluator: RayPool, problem: Problem, folder: Path) -> None:
     """Waits until every worker has started and compiled: starting is measured apart."""
     placements = problem.allowed.argmax(axis=1)[None].repeat(2 * evaluator.workers, axis=0)  # [batch, groups]
     while len(list(folder.glob("*.pid"))) < evaluator.workers:

@@ -12,7 +12,7 @@ from typing import Any
 from placewise import zoo
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
-from placewise.evaluate.simulated import open_evaluator
+from placewise.evaluate import open_evaluator
 from placewise.experiments.bench.rows import PAPERS
 from placewise.experiments.papers.figures import write_figure
 from placewise.experiments.papers.recorded_searches import Contest, Found, find, recorded

@@ -1,4 +1,4 @@
-"""An evaluator on a Ray cluster."""
+"""A pool of actors on a Ray cluster."""
 
 import os
 import pickle
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from placewise.core.errors import InputError, PlacewiseError
-from placewise.evaluate.worker_pool import START_SECONDS, Died, Team
-from placewise.evaluate.worker_process import Answer, Make, Part, Worker
+from placewise.evaluate.pool import START_SECONDS, Answer, Death, MakeEvaluator, Part, PartEvaluator, Pool
 
-KNOCK_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 
 QUIET = {"log_to_driver": False, "configure_logging": False}
 
@@ -21,22 +20,22 @@ class Actor:
     """A worker somewhere in the cluster, and the answer that it owes."""
 
     handle: Any
-    answer: Any = None  # an object reference, None: it owes none
+    answer: Any = None  # an object reference; None: it owes none
 
 
 @final
-class OnRay(Team[Actor]):
+class RayPool(Pool[Actor]):
     """Evaluates on actors of a Ray cluster, each with the evaluator that `make` makes there, once.
 
-    `address` names a cluster that exists ("auto" finds one on this machine); otherwise one is started on this machine, and
-    shut down by `close`. Where this process is already connected to a cluster, that one is used and stays connected. There
-    are `workers` actors of one CPU each, by default as many as the cluster has CPUs; with `one_per_machine` each is on a
-    machine of its own, by default there is one on every machine.
+    `address` names an existing cluster ("auto" finds one on this machine); without it, a cluster is started on this machine
+    and shut down by `close`. If this process is already connected to a cluster, that one is used and stays connected. There
+    are `workers` actors of one CPU each, by default as many as the cluster has CPUs; with `one_per_machine` each has a
+    machine of its own, and by default every machine has one.
     """
 
     def __init__(
         self,
-        make: Make,
+        make: MakeEvaluator,
         workers: int | None = None,
         address: str | None = None,
         attempts: int = 3,
@@ -52,18 +51,19 @@ class OnRay(Team[Actor]):
         self._connects = not self._ray.is_initialized()
         if self._connects:
             self._connect(workers, address)
-        how: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
-        self._places: Any = None  # one on each machine, or anywhere
+        options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        self._places: Any = None  # the placement group with a place on each machine; None: actors may be anywhere
         if one_per_machine:
-            workers = self._spread(workers)
-            how["scheduling_strategy"] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._places)
+            workers = self._reserve(workers)
+            strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._places)
+            options["scheduling_strategy"] = strategy
         super().__init__(workers or max(1, int(self._ray.cluster_resources().get("CPU", 1))), attempts)
-        self._actor = self._ray.remote(**how)(Worker)
+        self._actor = self._ray.remote(**options)(PartEvaluator)
         self._factory = self._ray.put(pickle.dumps(make, protocol=5))
-        self._hire()
+        self._fill()
 
     def close(self) -> None:
-        """Ends all workers and the connection, and with it a cluster that was started for it; not one that was there."""
+        """Ends all workers and the connection, and shuts down the cluster if it was started here."""
         super().close()
         self._factory = None
         if self._places is not None and self._ray.is_initialized():
@@ -77,19 +77,19 @@ class OnRay(Team[Actor]):
 
     def _connect(self, workers: int | None, address: str | None) -> None:
         if address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of ours reports to nobody
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # our own cluster reports to nobody
             cpus = workers or len(os.sched_getaffinity(0))
             self._ray.init("local", num_cpus=cpus, include_dashboard=False, **QUIET)
             return
         try:
-            _knock(address)
+            _try_port(address)
             self._ray.init(address=address, **QUIET)
         except (OSError, RuntimeError, ValueError, ImportError) as problem:
             reason = " ".join(str(problem).split())
-            raise InputError(f"there is no Ray cluster to use at {address!r}: {reason}") from None
+            raise InputError(f"can't connect to a Ray cluster at {address!r}: {reason}") from None
 
-    def _spread(self, workers: int | None) -> int:
-        """Returns the number of workers, for each of which a place is kept on a machine of its own."""
+    def _reserve(self, workers: int | None) -> int:
+        """Returns the number of workers, and keeps a place for each on a machine of its own."""
         machines = sum(node["Alive"] for node in self._ray.nodes())
         if workers is not None and workers > machines:
             self._disconnect()
@@ -100,36 +100,39 @@ class OnRay(Team[Actor]):
         if not self._places.wait(START_SECONDS):
             self._ray.util.remove_placement_group(self._places)
             self._disconnect()
-            raise PlacewiseError(f"the Ray cluster has had no CPU free on each of its machines for {START_SECONDS:g} s")
+            raise PlacewiseError(f"not every machine of the Ray cluster had a free CPU within {START_SECONDS:g} s")
         return workers or machines
 
     def _start(self) -> Actor:
         return Actor(self._actor.remote(self._factory))
 
-    def _give(self, member: Actor, part: Part | None) -> None:
-        member.answer = member.handle.answer.remote(part)
+    def _send(self, worker: Actor, part: Part | None) -> None:
+        worker.answer = worker.handle.answer.remote(part)
 
-    def _hear(self, members: Sequence[Actor], seconds: float | None) -> list[tuple[Actor, Answer | Died]]:
-        owed = {member.answer: member for member in members if member.answer is not None}
+    def _receive(self, workers: Sequence[Actor], seconds: float | None) -> list[tuple[Actor, Answer | Death]]:
+        owed = {worker.answer: worker for worker in workers if worker.answer is not None}
         ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=seconds)
-        return [(owed[answer], self._receive(owed[answer])) for answer in ready]
+        return [(owed[answer], self._receive_from(owed[answer])) for answer in ready]
 
-    def _receive(self, member: Actor) -> Answer | Died:
-        owed, member.answer = member.answer, None
+    def _receive_from(self, worker: Actor) -> Answer | Death:
+        owed, worker.answer = worker.answer, None
         lost = self._ray.exceptions
         try:
             answer: Answer = self._ray.get(owed)
             return answer
         except (lost.RayActorError, lost.WorkerCrashedError, lost.NodeDiedError, lost.ObjectLostError) as error:
-            return Died(str(error).strip().partition("\n")[0])
+            return Death(str(error).strip().partition("\n")[0])
 
-    def _stop(self, member: Actor) -> None:
+    def _find_death(self, worker: Actor) -> Death | None:
+        return None  # Ray tells that an actor has died by the answer that it owes
+
+    def _stop(self, worker: Actor) -> None:
         if self._ray.is_initialized():
-            self._ray.kill(member.handle)
+            self._ray.kill(worker.handle)
 
 
-def _knock(address: str) -> None:
-    """Raises an OSError where nobody listens at host:port: Ray itself would try for minutes."""
+def _try_port(address: str) -> None:
+    """Raises an OSError if nobody listens at host:port: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "://" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
