@@ -32,9 +32,7 @@ PARTS_PER_WORKER = 2  # a worker that is slow or dies holds up half of its share
 
 START_SECONDS = 300.0  # how long to wait for a first worker, e.g. for a free CPU in a cluster
 
-SERVE = (
-    "import sys; sys.path[:] = sys.argv[3:]; from placewise.evaluate.pool import serve; serve(*map(int, sys.argv[1:3]))"
-)
+SERVE = "import sys; sys.path[:] = sys.argv[3:]; from placewise.evaluate.pool import serve; serve(*map(int, sys.argv[1:3]))"
 
 MakeEvaluator = Callable[[], Evaluator]
 
