@@ -15,6 +15,7 @@ from simulated import GROUPINGS, Step, gpus, random_step, takes
 
 from placewise.bounds.best_bound import Bound, bound
 from placewise.bounds.check.certificates import check
+from placewise.bounds.words import LIMITS
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
@@ -145,6 +146,10 @@ def test_a_captured_step_is_bounded_and_checked() -> None:
     assert 0.2 * single < found.seconds <= single
     for one in found.parts:
         check(problem, one.name, one.seconds, json.loads(json.dumps(one.certificate)))
+
+
+def test_every_bound_has_words() -> None:
+    assert [one.name for one in bound(chain_and_branch(1, 2.0), seconds=THOROUGH).parts] == list(LIMITS)
 
 
 def test_an_empty_step_has_a_bound_of_nothing() -> None:

@@ -31,7 +31,7 @@ def test_every_bound_is_printed_and_the_best_is_marked(capsys: pytest.CaptureFix
     for name in ("host", "path", "work", "window", "segments"):
         assert sum(line.startswith(f"{name} ") for line in lines) == 1
     assert sum("<- best" in line for line in lines) == 1
-    assert any(line.startswith("What limits is ") for line in lines)
+    assert any(line.startswith("The limit is ") for line in lines)
     assert any("alone takes" in line and "above the bound" in line for line in lines)
     assert lines[-1] == "All certificates were checked."
 

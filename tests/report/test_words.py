@@ -138,13 +138,6 @@ def test_the_bound_and_one_device_that_is_near_it() -> None:
     assert len(said(ops, placement)) == 2
 
 
-def test_every_bound_has_words() -> None:
-    from placewise.report.words import REASONS
-
-    step = Step.of(graph_data([tensor()], [op("a", 0, [], [0], seconds={"gpu": 1.0})]), gpus(1))
-    assert {part.name for part in bound(step.problem, seconds=5).parts} == set(REASONS)
-
-
 def test_no_device_may_be_able_to_hold_everything() -> None:
     def problem(memory: int) -> Problem:
         rows = [op("a", 0, [], [0], seconds={"gpu": 1.0}), op("b", 1, [0], [1], seconds={"gpu": 1.0})]

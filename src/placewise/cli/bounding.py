@@ -10,14 +10,6 @@ if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
     from placewise.core.problem import Problem
 
-_LIMITS = {
-    "host": "the host: it launches one op after the other",
-    "path": "the longest chain of ops: more devices can't shorten it",
-    "work": "the work that the devices share: only more or faster devices can shorten it",
-    "window": "work that can begin late or must end early, which the devices share",
-    "segments": "the longest chain of ops, with what lies beside it: on the same device, or behind copies",
-}
-
 
 def add_bound(commands: Any) -> None:
     """Adds the command."""
@@ -58,7 +50,7 @@ def _data(problem: "Problem", found: "Bound", single: tuple[str, float] | None) 
         "grouping": problem.grouping,
         "bound_seconds": found.seconds,
         "bound": found.name,
-        "limit": _LIMITS[found.name],
+        "limit": _limit(found),
         "bounds": {part.name: part.seconds for part in found.parts},
         "one_device": None if single is None else {"device": single[0], "step_seconds": single[1]},
         "certificate": dict(found.certificate),
@@ -72,11 +64,18 @@ def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None,
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: no placement has a step below {seconds(found.seconds)}\n")
     rows = [(part.name, seconds(part.seconds), "<- best" if part.name == found.name else "") for part in found.parts]
     print(table(("bound", "seconds", ""), rows))
-    print(f"\nWhat limits is {_LIMITS[found.name]}.")
+    print(f"\nThe limit is {_limit(found)}.")
     if single is not None:
         print(_beside(single, found.seconds))
     if is_checked:
         print("All certificates were checked.")
+
+
+def _limit(found: "Bound") -> str:
+    """Returns what limits the step, and why."""
+    from placewise.bounds.words import LIMITS
+
+    return f"{LIMITS[found.name].what}: {LIMITS[found.name].why}"
 
 
 def _beside(single: tuple[str, float], bound: float) -> str:

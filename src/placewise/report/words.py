@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from placewise.bounds.words import LIMITS
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
@@ -28,14 +29,6 @@ NEARLY_FULL = 0.9
 NEAR_THE_BOUND = 1.25  # one device that is no slower is worth naming
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
-
-REASONS = {
-    "host": "launching the ops",
-    "path": "the longest chain of ops",
-    "work": "the work that the devices share",
-    "window": "the work that must come early or late, which the devices share,",
-    "segments": "the longest chain of ops, with what lies beside it,",
-}
 
 
 def explain(problem: Problem, schedule: Schedule, limit: "Bound | None") -> tuple[str, ...]:
@@ -239,7 +232,7 @@ def _left(problem: Problem, step_seconds: float, limit: "Bound") -> str:
         return "there is no bound that says more than nothing"
     gap = _at_most(step_seconds / limit.seconds - 1)
     faster = f"no placement can be more than {gap} faster" if gap else "no placement is faster"
-    text = f"{faster}: {REASONS[limit.name]} takes at least {seconds(limit.seconds)}"
+    text = f"{faster}: {LIMITS[limit.name].what} takes at least {seconds(limit.seconds)}"
     single = fastest_alone(problem)
     if single is None or single[1] > limit.seconds * NEAR_THE_BOUND:
         return text
