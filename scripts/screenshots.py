@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from placewise.cli import main
-from placewise.experiments.bench.page_speed import hover_op, open_browser, open_page
+from placewise.experiments.bench.headless_browser import hover_op, open_browser, open_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 LONGEST = "placewise.state.plan.seconds.reduce((best, s, i, all) => (s > all[best] ? i : best), 0)"

@@ -53,7 +53,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "ray": ("evaluate/",),
     "pymetis": ("strategies/partition.py",),
     "pyscotch": ("strategies/partition.py",),
-    "playwright": ("experiments/bench/page_speed.py",),
+    "playwright": ("experiments/bench/headless_browser.py",),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from builders import refused, tiny_cluster, tiny_data, tiny_graph
 
 from placewise import __version__
 from placewise.cli import main
-from placewise.cli.benchmarks import BENCHMARKS
+from placewise.experiments.bench import find_benchmarks
 from placewise.formats.cluster_file import parse_cluster, read_cluster, write_cluster
 from placewise.formats.graph_file import read_graph
 from placewise.machines.presets import preset, preset_names
@@ -268,7 +268,7 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("bench s", "simulate start scale suite scale-out"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
+    [("bench s", "scale scale-out simulate start suite"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
 )
 def test_bash_completes_benchmarks_and_their_options(capsys: pytest.CaptureFixture[str], words: str, offered: str) -> None:
     script = printed(capsys, "completion", "bash")
@@ -343,9 +343,9 @@ def helped(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", find_benchmarks())
 def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    assert f" {name} {BENCHMARKS[name]} " in helped(capsys, "bench")
+    assert f" {name} {find_benchmarks()[name].summary()} " in helped(capsys, "bench")
     text = helped(capsys, "bench", name)
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
@@ -355,7 +355,7 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),
         "--delay S": ("scale-out",),
-        "MODEL": tuple(other for other in BENCHMARKS if other not in ("start", "scale", "execute")),
+        "MODEL": tuple(other for other in find_benchmarks() if other not in ("start", "scale", "execute")),
     }
     assert [option for option in owners if option in text] == [option for option, names in owners.items() if name in names]
 
@@ -394,6 +394,9 @@ def loaded_by(*arguments: str) -> set[str]:
 def test_commands_load_only_what_they_use(graph_file: str, cluster_file: str) -> None:
     assert loaded_by("--help") == set()
     assert loaded_by("info", "--help") == set()
+    assert loaded_by("bench", "--help") == set()
+    assert loaded_by("bench", "measured", "--help") == set()
+    assert loaded_by("completion", "bash") == {"shtab"}
     assert loaded_by("clusters") == {"numpy"}
     assert loaded_by("info", graph_file, "--cluster", cluster_file) == {"numpy"}
 

@@ -23,7 +23,7 @@ from placewise.cli import main
 from placewise.core.errors import ClusterError, ExecutionError, PlacewiseError, PlanError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
-from placewise.experiments.bench.execute import hand_overs, launches, two_branches
+from placewise.experiments.bench.executor_speed import hand_overs, launches, two_branches
 from placewise.formats.cluster_file import write_cluster
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.example_batch import random_batch, real_step

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.common import (
@@ -17,9 +18,9 @@ from placewise.cli.common import (
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
-    from placewise.experiments.papers.recorded_searches import Found
-    from placewise.experiments.papers.reported import Paper, Row
+    from placewise.experiments.papers.reported_results import Paper, PaperRow
     from placewise.experiments.papers.reproduction import Effort, Reproduction
+    from placewise.experiments.recorded_searches import Found
 
 CALIBRATE = "calibrate"
 
@@ -60,9 +61,9 @@ def _reproduce(options: argparse.Namespace) -> None:
         return
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.claims import judge
-    from placewise.experiments.papers.figures import write_figures
-    from placewise.experiments.papers.reported import paper_of
-    from placewise.experiments.papers.reproduction import Machines, reproduce, to_json, write_results
+    from placewise.experiments.papers.reported_results import paper_of
+    from placewise.experiments.papers.reproduction import Machines, reproduce, reproduction_data, write_reproduction
+    from placewise.experiments.search_figures import write_figures
 
     paper = paper_of(options.what)
     effort = _effort(paper, options)
@@ -71,13 +72,13 @@ def _reproduce(options: argparse.Namespace) -> None:
     check_folder(options.plots)
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
     done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
-    verdicts = [verdict.to_json() for verdict in judge(done)]
+    verdicts = [asdict(verdict) for verdict in judge(done)]
     if options.output:
-        write_results(done, verdicts, options.output)
+        write_reproduction(done, verdicts, options.output)
     if options.plots:
         write_figures(done, options.plots)
     if options.json:
-        print_json(to_json(done, verdicts))
+        print_json(reproduction_data(done, verdicts))
     else:
         _print(done, options)
     if not done.is_complete:
@@ -86,7 +87,7 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 def _calibrating(paper: "Paper") -> "Paper":
     """Returns the table that a paper's machines are fitted to: its own, or that of Post, whose machines the others share."""
-    from placewise.experiments.papers.reported import POST
+    from placewise.experiments.papers.reported_results import POST
 
     return paper if paper.fitted else POST
 
@@ -123,7 +124,7 @@ class _Told:
     def __init__(self) -> None:
         self._started = time.monotonic()
 
-    def __call__(self, row: "Row", column: str, found: "Found") -> None:
+    def __call__(self, row: "PaperRow", column: str, found: "Found") -> None:
         from placewise.core.quantities import seconds
 
         if sys.stderr.isatty():
@@ -133,18 +134,18 @@ class _Told:
 
 def _print(done: "Reproduction", options: argparse.Namespace) -> None:
     from placewise.experiments.papers.claims import judge
-    from placewise.experiments.papers.result_tables import (
+    from placewise.experiments.papers.reproduction_tables import (
         claim_lines,
         effort_table,
         heading,
-        markdown,
         ratio_table,
+        reproduction_page,
         seconds_table,
     )
     from placewise.report.text_tables import bold, table, wrapped
 
     if options.markdown:
-        print(*markdown(done), sep="\n")
+        print(*reproduction_page(done), sep="\n")
         return
     print(bold(done.paper.title), heading(done), "", sep="\n")
     for cells in (seconds_table(done), ratio_table(done), effort_table(done)):
@@ -153,11 +154,10 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from placewise.experiments.papers.calibration import calibrate
-    from placewise.experiments.papers.reported import PAPERS
-    from placewise.experiments.papers.result_tables import calibration_tables, markdown_table
+    from placewise.experiments.papers.reported_results import PAPERS
+    from placewise.experiments.papers.reproduction_tables import calibration_tables
+    from placewise.report.markdown_tables import markdown_table
     from placewise.report.text_tables import bold, table
 
     calibrations = [calibrate(paper) for paper in PAPERS.values() if paper.fitted]

@@ -1,8 +1,12 @@
-"""Predicted beside measured: what the simulator says of placements with measured op times, and what they take for real."""
+"""Placements predicted with a profile, and measured: the work of `placewise bench measured`.
+
+Strategies search in the simulator with profiled times. What they find is predicted again, alone and with devices that share
+hardware slowing each other down, and then run.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +22,8 @@ from placewise.core.problem import Problem
 from placewise.core.profile import Profile
 from placewise.core.quantities import counted
 from placewise.evaluate.measured import Judged, Measure, Runner, judge_failed, measure_fitting
+from placewise.experiments.bench import Rows
+from placewise.experiments.bench.bench_measured import Prediction
 from placewise.formats.profile_file import write_profile
 from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.contended_schedule import schedule_together
@@ -34,76 +40,54 @@ from placewise.search.request import Request
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
-STRATEGIES = ("gpu-only", "expert", "balanced", "m-etf", "auto", "post")
-
-MEASURING = "post"  # it goes on with measurements from where it has ended in the simulator
+MEASURING = "post"  # it goes on with measurements where its search in the simulator has ended
 
 
-@dataclass(frozen=True)
-class Trial:
-    """How strategies are tried: they search with simulated, profiled times; what they find is run."""
+def predict_and_measure(options: Prediction, cluster: Cluster, tell: Callable[[str], None]) -> tuple[Rows, bool]:
+    """Returns a row for each placement, and whether these are all: Ctrl-C ends it with the rows so far.
 
-    strategies: tuple[str, ...] = STRATEGIES
-    plans: tuple[str, ...] = ()  # files, of measured searches for example
-    evaluations: int = 2400
-    seconds: float = 10.0  # of auto
-    measurements: int = 60  # of the search that measures; 0: there is none
-    measuring_seconds: float = 90.0  # that these may take
-    busy: float = 1.0  # the share of the time in which a search takes neighbours on the same hardware to work
-    warm_up: int = 2
-    steps: int = 5
-    rounds: int = 1  # how often everything is profiled and run
-    virtual: Mapping[str, int] = field(default_factory=dict)
-    cuda_graphs: bool = False  # run everything a second time, with stretches as CUDA graphs
-    kept: str | None = None  # a folder for the profile, and a plan for each placement
-
-
-def bench_measured(
-    model: str, cluster: Cluster, trial: Trial, tell: Callable[[str], None] = lambda line: None
-) -> tuple[list[dict[str, Any]], bool]:
-    """Returns a row for each placement, and whether that is all, or what there is when Ctrl-C is pressed.
-
-    Strategies search with the first round's profile. Figures of several rounds are medians of all. Tells how far it is.
+    Strategies search with the first round's profile. With several rounds, figures are medians over all of them. Each
+    placement is reported to `tell` when it is done.
     """
-    plans = {path: Plan.load(path) for path in trial.plans}
-    captured = real_step(model)
+    plans = {path: Plan.load(path) for path in options.plan}
+    captured = real_step(options.model)
     for path, plan in plans.items():
-        plan.resolve(Problem.of(captured.graph, cluster), path)  # wrong ones are refused before any work
+        plan.resolve(Problem.of(captured.graph, cluster), path)  # refuses wrong ones before any work
     found: list[tuple[str, bytes]] = []  # a name, and the placement and the order as a key
-    ran: dict[bytes, list[_Ran]] = {}  # several strategies may find one and the same
+    ran: dict[bytes, list[_Ran]] = {}  # several strategies may find the same placement
     is_complete = False
     try:
-        profile, problem = _profile(captured, cluster, trial, tell)
-        searched = Problem.of(*apply_profile(captured, cluster, profile, trial.busy))
-        kept = _Kept.of(trial, profile)
-        for name, placement, order in _found(captured, searched, trial, plans, tell):
+        profile, problem = _profile(captured, cluster, options, tell)
+        searched = Problem.of(*apply_profile(captured, cluster, profile, options.busy))
+        kept = _Kept.of(options, profile)
+        for name, placement, order in _found(captured, searched, options, plans, tell):
             schedule, same = Simulator(problem).schedule(placement, order), placement.tobytes() + order.tobytes()
             if kept is not None:
                 kept.add(name, schedule)
             if same not in ran:
-                ran[same] = [_Ran.of(captured, profile, schedule, trial)]
+                ran[same] = [_Ran.of(captured, profile, schedule, options)]
             found.append((name, same))
-            tell(f"{name}: {_told(_row(ran[same], trial))}")
-        for number in range(2, trial.rounds + 1):
-            profile, problem = _profile(captured, cluster, trial, tell)
+            tell(f"{name}: {_in_one_line(_row(ran[same], options))}")
+        for number in range(2, options.rounds + 1):
+            profile, problem = _profile(captured, cluster, options, tell)
             for same, rounds in ran.items():
                 schedule = Simulator(problem).schedule(rounds[0].alone.placement, rounds[0].alone.order)
-                rounds.append(_Ran.of(captured, profile, schedule, trial))
+                rounds.append(_Ran.of(captured, profile, schedule, options))
                 names = ", ".join(name for name, its in found if its == same)
-                tell(f"round {number} of {trial.rounds}, {names}: {_told(_row(rounds[-1:], trial))}")
+                tell(f"round {number} of {options.rounds}, {names}: {_in_one_line(_row(rounds[-1:], options))}")
         is_complete = True
     except KeyboardInterrupt:
         if not found:
             raise
     if not found:
-        raise StrategyError(f"bench measured: there is nothing to run: {', '.join(trial.strategies)} found no placement")
-    return [{"placement": name, **_row(ran[same], trial)} for name, same in found], is_complete
+        raise StrategyError(f"bench measured: nothing to run: {', '.join(options.strategies)} found no placement")
+    return [{"placement": name, **_row(ran[same], options)} for name, same in found], is_complete
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Returns the median error, and how far the predicted order of the placements is the measured one.
+def prediction_quality(rows: Rows) -> dict[str, float | None]:
+    """Returns the median error, and the rank correlation of predicted and measured times.
 
-    None where too few ran, or all are the same.
+    They are None if too few placements ran, or if all take the same time.
     """
     ran = [row for row in rows if row["measured ms"] != "-"]
     both = [np.array([row[column] for row in ran]) for column in ("together ms", "measured ms")]
@@ -126,24 +110,24 @@ def _ranks(values: Floats) -> Floats:
 
 
 def _found(
-    captured: CapturedStep, problem: Problem, trial: Trial, plans: Mapping[str, Plan], tell: Callable[[str], None]
+    captured: CapturedStep, problem: Problem, options: Prediction, plans: Mapping[str, Plan], tell: Callable[[str], None]
 ) -> Iterator[tuple[str, Ints, Ints]]:
-    """Yields the placement and the order that each strategy finds, and each plan says."""
+    """Yields the name, placement and order of what each strategy finds, and of each plan."""
     simulator = Simulator(problem)
-    for name in trial.strategies:
-        request = Request(name, budget=Budget(seconds=trial.seconds) if name == "auto" else Budget(trial.evaluations))
+    for name in options.strategies:
+        request = Request(name, budget=Budget(seconds=options.seconds) if name == "auto" else Budget(options.budget))
         try:
             outcome = unless_stopped(Planner(problem, request).search(evaluator=simulator))
-        except StrategyError as why:  # this one does not suit the problem, or is not installed
+        except StrategyError as why:  # it does not suit the problem, or is not installed
             tell(f"{name}: {why}")
             continue
         if outcome.placement is None:
-            if outcome.closest is not None:  # the simulator's word about it can be checked all the same
+            if outcome.closest is not None:  # the prediction can be checked all the same
                 yield f"{name} (does not fit)", outcome.closest, simulator.schedule(outcome.closest).order
             continue
         yield name, outcome.placement, simulator.schedule(outcome.placement, outcome.order).order
-        if name == MEASURING and trial.measurements:
-            found = _go_on_measuring(captured, problem, trial, request, outcome)
+        if name == MEASURING and options.measurements:
+            found = _go_on_measuring(captured, problem, options, request, outcome)
             tell(f"{name}, measured: {counted(found.evaluations, 'measurement')}")
             if found.placement is not None:
                 yield f"{name}, measured", found.placement, simulator.schedule(found.placement, found.order).order
@@ -154,24 +138,24 @@ def _found(
 
 @dataclass(frozen=True)
 class _Kept:
-    """A folder for plans, and the names of files there that are none of theirs."""
+    """The folder of --keep, and the file names in it that are taken."""
 
     folder: Path
     taken: set[str]
 
     @classmethod
-    def of(cls, trial: Trial, profile: Profile) -> "_Kept | None":
-        """Returns the trial's folder, made where there is none, with the profile; plans that were given may lie in it."""
-        if trial.kept is None:
+    def of(cls, options: Prediction, profile: Profile) -> "_Kept | None":
+        """Returns the folder, made if it is missing, with the profile; plans that were given are not overwritten in it."""
+        if options.keep is None:
             return None
-        folder = Path(trial.kept).resolve()
+        folder = Path(options.keep).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         write_profile(profile, folder / "profile.json")
-        given = (Path(path).resolve() for path in trial.plans)
+        given = (Path(path).resolve() for path in options.plan)
         return cls(folder, {"profile.json", *(path.name for path in given if path.parent == folder)})
 
     def add(self, name: str, schedule: Schedule) -> None:
-        """Writes a placement as a plan, into a file that is no other's."""
+        """Writes a placement as a plan, into a file of its own."""
         stem = Path(name).stem.replace(", ", "-").replace(" ", "-")
         every = (f"{stem}.json" if i == 1 else f"{stem}-{i}.json" for i in count(1))
         file = next(file for file in every if file not in self.taken)
@@ -186,10 +170,12 @@ def _plan(name: str, schedule: Schedule) -> Plan:
     return Plan(placement, order=order, graph_digest=digest, cluster=problem.cluster.name, strategy=name)
 
 
-def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, request: Request, outcome: Outcome) -> Outcome:
-    """Returns what a strategy finds by measuring when it starts near what it has found in the simulator."""
+def _go_on_measuring(
+    captured: CapturedStep, problem: Problem, options: Prediction, request: Request, outcome: Outcome
+) -> Outcome:
+    """Returns what a strategy finds by measuring, starting from what it has found in the simulator."""
     captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
-    runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=trial.virtual), run_steps)
+    runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=dict(options.virtual)), run_steps)
     simulator = Simulator(problem)
 
     def measure(placement: Ints, order: Ints) -> Judged:
@@ -199,7 +185,7 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
     with TemporaryDirectory() as folder:
         path = f"{folder}/plan.json"
         Planner(problem, request).plan(outcome).save(path)
-        budget = Budget(trial.measurements, trial.measuring_seconds)
+        budget = Budget(options.measurements, options.measuring_seconds)
         settings = {**request.settings, "start": path}
         request = Request(request.strategy, settings, budget, measure=runner.measure)
         return unless_stopped(
@@ -209,9 +195,11 @@ def _go_on_measuring(captured: CapturedStep, problem: Problem, trial: Trial, req
         )
 
 
-def _profile(captured: CapturedStep, cluster: Cluster, trial: Trial, tell: Callable[[str], None]) -> tuple[Profile, Problem]:
+def _profile(
+    captured: CapturedStep, cluster: Cluster, options: Prediction, tell: Callable[[str], None]
+) -> tuple[Profile, Problem]:
     """Returns a new profile, and the problem with its times."""
-    found = measure_profile(captured, cluster, trial.virtual, runs_step=True)
+    found = measure_profile(captured, cluster, dict(options.virtual), runs_step=True)
     tell(f"{len(captured.graph.ops):,} ops with {found.num_signatures:,} signatures, {found.seconds:.1f} s to profile")
     return found.profile, Problem.of(*apply_profile(captured, cluster, found.profile))
 
@@ -221,42 +209,42 @@ def _profile(captured: CapturedStep, cluster: Cluster, trial: Trial, tell: Calla
 
 @dataclass(frozen=True, eq=False)
 class _Ran:
-    """What the simulator says of a placement, and what it took; None where it ran out of memory."""
+    """What was predicted for a placement, and what was measured; None if it ran out of memory."""
 
     alone: Schedule
     together_seconds: float
     plain: Measurement | None
-    graphed: Measurement | None  # with CUDA graphs, where they are asked for
+    graphed: Measurement | None  # with --cuda-graphs
 
     @classmethod
-    def of(cls, captured: CapturedStep, profile: Profile, alone: Schedule, trial: Trial) -> "_Ran":
+    def of(cls, captured: CapturedStep, profile: Profile, alone: Schedule, options: Prediction) -> "_Ran":
         """Runs a placement."""
         together = schedule_together(alone.problem, profile, alone.placement, alone.order).step_seconds
-        plain = _measure(captured, alone, trial)
-        return cls(alone, together, plain, _measure(captured, alone, trial, True) if trial.cuda_graphs else None)
+        plain = _measure(captured, alone, options)
+        return cls(alone, together, plain, _measure(captured, alone, options, True) if options.cuda_graphs else None)
 
 
-def _measure(captured: CapturedStep, alone: Schedule, trial: Trial, cuda_graphs: bool = False) -> Measurement | None:
-    """Returns some measured steps of a placement; None where they run out of memory."""
-    devices = real_devices(alone.problem.cluster, trial.virtual)
+def _measure(captured: CapturedStep, alone: Schedule, options: Prediction, cuda_graphs: bool = False) -> Measurement | None:
+    """Returns some measured steps of a placement; None if they run out of memory."""
+    devices = real_devices(alone.problem.cluster, dict(options.virtual))
     if any(device.is_gpu for device in devices):
         from placewise.run.backends.cuda import forget_workspaces
 
-        forget_workspaces()  # so that the allocator's peak is this placement's
+        forget_workspaces()  # they would count in this placement's peak
     try:
         with closing(
             compile_placement(alone.problem, alone.placement, alone.order, captured, devices, cuda_graphs)
         ) as train_step:
-            warm_up = max(trial.warm_up, train_step.warm_up_steps)
-            return measure_steps(train_step, alone, random_batch(captured), trial.steps, warm_up)
+            warm_up = max(options.warm_up, train_step.warm_up_steps)
+            return measure_steps(train_step, alone, random_batch(captured), options.steps, warm_up)
     except RuntimeError as trouble:
         if not is_out_of_memory(trouble):
             raise
         return None
 
 
-def _row(rounds: Sequence[_Ran], trial: Trial) -> dict[str, Any]:
-    """Returns the figures of a placement: of the steps of all rounds, and the predictions' medians."""
+def _row(rounds: Sequence[_Ran], options: Prediction) -> dict[str, Any]:
+    """Returns the figures of a placement: medians over the steps and the predictions of all rounds."""
     alone, together = np.median([(ran.alone.step_seconds, ran.together_seconds) for ran in rounds], axis=0).tolist()
     columns = ("measured ms", "spread %", "error %", "peak MiB", "measured MiB", "GPUs MiB", "allocator's MiB")
     row: dict[str, Any] = {"alone ms": alone * 1e3, "together ms": together * 1e3} | dict.fromkeys(columns, "-")
@@ -269,13 +257,13 @@ def _row(rounds: Sequence[_Ran], trial: Trial) -> dict[str, Any]:
         if found[0].allocated_bytes:
             allocated = max(sum(measurement.allocated_bytes.values()) for measurement in found)
             row |= {"GPUs MiB": _gpu_bytes(rounds[0].alone) / 2**20, "allocator's MiB": allocated / 2**20}
-    if trial.cuda_graphs:
+    if options.cuda_graphs:
         graphed = [ran.graphed.step_seconds for ran in rounds if ran.graphed is not None]
         row["with graphs ms"] = float(np.median(np.concatenate(graphed))) * 1e3 if graphed else "-"
     return row
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _in_one_line(row: Mapping[str, Any]) -> str:
     """Returns a row as a line."""
     return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
 

@@ -13,7 +13,7 @@ import numpy as np
 from placewise.core.arrays import Floats
 from placewise.core.cluster import Cluster, Device
 from placewise.core.errors import InputError
-from placewise.experiments.papers.reported import Paper
+from placewise.experiments.papers.reported_results import Paper
 from placewise.machines.presets import CPU_FLOPS_FRACTION, GPU_FLOPS_FRACTION, MEMORY_FRACTION
 from placewise.models import load_graph
 
@@ -57,7 +57,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step asks of a device."""
 
     model: str
@@ -82,7 +82,7 @@ def calibrate(paper: Paper) -> Calibration:
         works = works_of(paper, column)
         device = next(device for device in Cluster.load(paper.rows[0].cluster).devices if device.kind == kind)
         presets[kind] = Figures(device.flops, device.bytes_per_second, device.overhead_seconds)
-        figures[kind] = fit(works, device)
+        figures[kind] = fit_device(works, device)
         fits += [
             Fit(kind, work.model, work.reported_seconds, work.seconds(presets[kind]), work.seconds(figures[kind]))
             for work in works
@@ -90,7 +90,7 @@ def calibrate(paper: Paper) -> Calibration:
     return Calibration(paper.name, presets, figures, tuple(fits))
 
 
-def works_of(paper: Paper, column: str) -> list[Work]:
+def works_of(paper: Paper, column: str) -> list[StepWork]:
     """Returns what the models ask for that a column has seconds of; several rows of one model count as their mean."""
     reported: dict[str, list[float]] = {}
     for row in paper.rows:
@@ -100,11 +100,11 @@ def works_of(paper: Paper, column: str) -> list[Work]:
     for model, times in reported.items():
         ops = load_graph(model).ops
         works_at = (ops.flops > 0) | (ops.bytes_moved > 0)  # a view takes no time
-        works.append(Work(model, ops.flops[works_at], ops.bytes_moved[works_at], sum(times) / len(times)))
+        works.append(StepWork(model, ops.flops[works_at], ops.bytes_moved[works_at], sum(times) / len(times)))
     return works
 
 
-def fit(works: Sequence[Work], device: Device) -> Figures:
+def fit_device(works: Sequence[StepWork], device: Device) -> Figures:
     """Returns the figures for which the logarithms of the models' times are nearest to the reported ones', rounded.
 
     Neither flops nor bandwidth can pass the data sheet's. Where the reported times leave a figure open, it is the preset's.

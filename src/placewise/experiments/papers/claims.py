@@ -1,11 +1,10 @@
 """What the papers claim in words, as inequalities between columns that anyone can check."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from placewise.experiments.papers.reported import BY_FUNCTION, HEFT_EXPECTS, OWN, Row
-from placewise.experiments.papers.reproduction import Reproduction, Result
+from placewise.experiments.papers.reported_results import BY_FUNCTION, HEFT_EXPECTS, OWN, PaperRow
+from placewise.experiments.papers.reproduction import ReproducedRow, Reproduction
 
 RESNETS, NMTS = ("ResNet-50", "ResNet-101", "ResNet-200"), ("NMT-2", "NMT-4", "NMT-8")
 
@@ -36,10 +35,6 @@ class Verdict:
     ours: dict[str, float]  # by row's label
     paper: dict[str, float]
     why_not: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the verdict as JSON has it."""
-        return asdict(self)
 
 
 OWN_QUEUES = (
@@ -230,12 +225,12 @@ def _judge(claim: Claim, reproduction: Reproduction) -> Verdict:
     return Verdict(claim.text, num_holding == len(ours) if ours else None, num_holding, ours, paper, claim.why_not)
 
 
-def found_ratio(result: Result, of: str, to: str) -> float | None:
+def found_ratio(result: ReproducedRow, of: str, to: str) -> float | None:
     """Returns one column's median over another's in our table; None where one is missing."""
     return _ratio(*(None if name not in result.found else result.found[name].median for name in (of, to)))
 
 
-def reported_ratio(row: Row, of: str, to: str) -> float | None:
+def reported_ratio(row: PaperRow, of: str, to: str) -> float | None:
     """Returns one column over another in the paper's table; None where one is missing."""
     return _ratio(row.reported.get(of), row.reported.get(to))
 

@@ -26,7 +26,7 @@ def split_by_function(problem: Problem) -> Ints:
     followed = np.array(of_layer)[layers.of_group]  # [groups]
     own = group_values(problem, np.array([_function(module_path(problem.graph, n)) for n in range(problem.num_ops)]))
     functions = np.where(own >= 0, own, np.maximum(followed, 0))  # [groups]
-    ways = np.array(list(partitions(len(FUNCTIONS), len(gpus))))  # [ways, functions]
+    ways = np.array(list(ways_to_share(len(FUNCTIONS), len(gpus))))  # [ways, functions]
     return move_to_allowed(problem, gpus[ways[:, functions]])
 
 
@@ -36,7 +36,7 @@ def _function(path: str) -> int:
     return FUNCTIONS.index(name) if name in FUNCTIONS else -1
 
 
-def partitions(members: int, most_parts: int) -> Iterator[tuple[int, ...]]:
+def ways_to_share(members: int, most_parts: int) -> Iterator[tuple[int, ...]]:
     """Yields every way to put members into parts, as the part of each; a part is named by when it is first used."""
 
     def extend(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

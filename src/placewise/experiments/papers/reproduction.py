@@ -14,8 +14,8 @@ from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.experiments.papers.calibration import Calibration, calibrated
 from placewise.experiments.papers.function_split import split_by_function
-from placewise.experiments.papers.recorded_searches import Contest, Found, find, recorded
-from placewise.experiments.papers.reported import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, Row
+from placewise.experiments.papers.reported_results import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, PaperRow
+from placewise.experiments.recorded_searches import Contest, Found, find, recorded
 from placewise.formats.files import write_bytes
 from placewise.models import load_graph
 from placewise.search.budget import DEFAULT_EVALUATIONS
@@ -66,10 +66,10 @@ def slowed(cluster: Cluster, factor: float) -> Cluster:
 
 
 @dataclass(frozen=True)
-class Result:
+class ReproducedRow:
     """A row with what was found for it."""
 
-    row: Row
+    row: PaperRow
     num_ops: int
     num_groups: int
     bound_seconds: float | None
@@ -82,12 +82,12 @@ class Reproduction:
 
     paper: Paper
     effort: Effort
-    results: tuple[Result, ...]
+    results: tuple[ReproducedRow, ...]
     machines: Machines = Machines()
     is_complete: bool = True
 
 
-Told = Callable[[Row, str, Found], None]
+Told = Callable[[PaperRow, str, Found], None]
 
 
 def reproduce(
@@ -103,7 +103,7 @@ def reproduce(
 
     `families` are the only models to look at. With a run file every evaluation is kept, and the next call goes on there.
     """
-    results: list[Result] = []
+    results: list[ReproducedRow] = []
     is_complete = False
     try:
         with recorded(run_file) as file:
@@ -116,7 +116,7 @@ def reproduce(
     return Reproduction(paper, effort, tuple(results), machines, is_complete)
 
 
-def rows_of(paper: Paper, effort: Effort, families: tuple[str, ...] = ()) -> tuple[Row, ...]:
+def rows_of(paper: Paper, effort: Effort, families: tuple[str, ...] = ()) -> tuple[PaperRow, ...]:
     """Returns the rows to look at, in the quick version those with a small model."""
     rows = [row for row in paper.rows if not families or row.family in families]
     if effort.is_quick:
@@ -128,13 +128,13 @@ _graph = lru_cache(maxsize=3)(load_graph)  # rows of one model stand together
 
 
 def _searches(
-    paper: Paper, row: Row, effort: Effort, machines: Machines, run_file: Path, on_found: Told
-) -> Iterator[Result]:
+    paper: Paper, row: PaperRow, effort: Effort, machines: Machines, run_file: Path, on_found: Told
+) -> Iterator[ReproducedRow]:
     """Yields the row's result, with one column more each time."""
     problem = Problem.of(_graph(row.model), machines.named(row.cluster))
     contest = Contest(problem, Simulator(problem), row.model, problem.cluster.name, run_file)
     limit = find_bound(problem)
-    result = Result(row, problem.num_ops, problem.num_groups, None if limit is None else limit.seconds, {})
+    result = ReproducedRow(row, problem.num_ops, problem.num_groups, None if limit is None else limit.seconds, {})
     for column in paper.columns:
         budget = effort.own_evaluations if column.name == OWN else effort.evaluations
         found = find(contest, column.strategy, column.settings, budget, effort.seeds)
@@ -158,12 +158,12 @@ def _extras(contest: Contest) -> dict[str, Found]:
     return extras
 
 
-def write_results(reproduction: Reproduction, verdicts: list[dict[str, Any]], path: str | Path) -> None:
+def write_reproduction(reproduction: Reproduction, verdicts: list[dict[str, Any]], path: str | Path) -> None:
     """Writes all that was found as one JSON file."""
-    write_bytes(path, (json.dumps(to_json(reproduction, verdicts), indent=1, allow_nan=False) + "\n").encode())
+    write_bytes(path, (json.dumps(reproduction_data(reproduction, verdicts), indent=1, allow_nan=False) + "\n").encode())
 
 
-def to_json(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+def reproduction_data(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns all that was found, as JSON has it."""
     return {
         "format": FORMAT,
@@ -179,7 +179,7 @@ def to_json(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[
     }
 
 
-def _row(result: Result) -> dict[str, Any]:
+def _row(result: ReproducedRow) -> dict[str, Any]:
     row = result.row
     return {
         **{name: getattr(row, name) for name in ("label", "family", "num_gpus", "model", "cluster")},

@@ -12,8 +12,8 @@ from simulated import Step, gpus
 
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
-from placewise.experiments.bench.common import generated_graph, some_placements
-from placewise.experiments.bench.page_speed import (
+from placewise.experiments.bench.generated_problems import generated_graph, some_placements
+from placewise.experiments.bench.headless_browser import (
     DRAWN,
     find_browser,
     hover_op,

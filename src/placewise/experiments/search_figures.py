@@ -11,8 +11,8 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.errors import InputError
-from placewise.experiments.papers.recorded_searches import Found
 from placewise.experiments.papers.reproduction import Reproduction
+from placewise.experiments.recorded_searches import Found
 from placewise.formats.files import write_bytes
 
 COLOURS = (  # of lines; Okabe and Ito's first

@@ -1,24 +1,17 @@
-"""How large a page is, how soon it can be used, and how smoothly it zooms, in headless Chromium."""
+"""Pages in headless Chromium, which playwright drives."""
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError
-from placewise.core.problem import Problem
-from placewise.experiments.bench.common import Rows, some_placements
-from placewise.models import load_graph
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
-
-PAGED = ("nmt:layers=2", "gpt:batch=64,micro_batches=64")  # 7,394 and more than 50,000 ops
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -39,29 +32,6 @@ ZOOM = """async (frames) => {
   }
   return frames / (performance.now() - started) * 1000;
 }"""
-
-
-def bench_page(models: tuple[str, ...]) -> Rows:
-    """Returns megabytes, seconds until an op's card is shown, and frames a second while zooming in and out."""
-    from placewise.report.page.comparisons import comparisons_of
-    from placewise.report.page.html import write_page
-    from placewise.report.page.page_data import Shown
-    from placewise.report.search_curves import curve_of
-    from placewise.search.planner import find_bound
-    from placewise.simulate.simulator import Simulator
-
-    rows = []
-    with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
-        for model in models or PAGED:
-            problem = Problem.of(load_graph(model), Cluster.load("4xV100-nvlink"))
-            schedule = Simulator(problem).schedule(some_placements(problem, 1)["parts"][0])
-            path = Path(folder) / "page.html"
-            started = time.perf_counter()
-            write_page([Shown("parts", schedule, find_bound(problem), comparisons_of(problem), curve_of(()))], path)
-            row = {"model": model, "ops": problem.num_ops, "copies": len(schedule.copy_tensors)}
-            row |= {"written s": time.perf_counter() - started, "MB": path.stat().st_size / 1e6}
-            rows.append({**row, **page_speed(browser, path)})
-    return rows
 
 
 def find_browser() -> str | None:

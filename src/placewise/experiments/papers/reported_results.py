@@ -23,7 +23,7 @@ HEFT_EXPECTS = "HEFT expects"  # the column of what HEFT's own model says, in wh
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperColumn:
     """A column of a table, and the strategy that makes ours."""
 
     name: str
@@ -32,7 +32,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A model on a machine, and what the paper reported for it."""
 
     family: str  # the model, as the paper calls it
@@ -55,19 +55,27 @@ class Paper:
     name: str
     title: str
     system: str  # the column that the paper is about
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
     compared: tuple[str, ...]  # the columns that the system's ratios are to
     quick_evaluations: int
     fitted: Mapping[str, str] = field(default_factory=dict)  # kind of device -> the column that a calibration may look at
     notes: tuple[str, ...] = ()
 
 
-ONE, EXPERT, METIS = Column("single GPU", "gpu-only"), Column("expert", "expert"), Column("Metis", "metis")
+ONE, EXPERT, METIS = (
+    PaperColumn("single GPU", "gpu-only"),
+    PaperColumn("expert", "expert"),
+    PaperColumn("Metis", "metis"),
+)
 
-CPU, SCOTCH, MINCUT = Column("CPU only", "cpu-only"), Column("Scotch", "scotch"), Column("MinCut", "mincut")
+CPU, SCOTCH, MINCUT = (
+    PaperColumn("CPU only", "cpu-only"),
+    PaperColumn("Scotch", "scotch"),
+    PaperColumn("MinCut", "mincut"),
+)
 
-AUTO = Column(OWN, "auto")
+AUTO = PaperColumn(OWN, "auto")
 
 SMALL_NMT, SMALL_RNNLM = "length=5", "steps=5"  # of quick models: few steps of the full width
 
@@ -87,20 +95,20 @@ POST = Paper(
     "Post (NeurIPS 2018), table 1",
     "Post",
     (
-        *(ONE, EXPERT, METIS, Column("policy gradient", "policy-gradient"), Column("PPO", "ppo")),
-        *(Column("cross-entropy", "cross-entropy"), Column("Post", "post"), AUTO),
+        *(ONE, EXPERT, METIS, PaperColumn("policy gradient", "policy-gradient"), PaperColumn("PPO", "ppo")),
+        *(PaperColumn("cross-entropy", "cross-entropy"), PaperColumn("Post", "post"), AUTO),
     ),
     (
-        Row(
+        PaperRow(
             *("RNNLM", 2, "rnnlm:layers=4", "2xK80", _reported(_POST, 0.44, 0.89, 1.81, 0.66, 0.44)),
             f"rnnlm:layers=4,{SMALL_RNNLM}",
         ),
-        Row("ResNet-50", 2, "resnet", "2xK80", _reported(_POST, 0.86, 0.86, 4.47, 1.49, 0.86), "resnet"),
-        Row("ResNet-200", 2, "resnet:depth=200", "2xK80", _reported(_POST, 2.75, 2.75, 11.63, 3.62, 2.75)),
-        Row("ResNet-50", 4, "resnet", "4xK80", _reported(_POST, 0.86, 0.86, 4.21, 2.37, 0.86), "resnet"),
-        Row("ResNet-101", 8, "resnet:depth=101", "8xK80", _reported(_POST, 1.59, 1.59, 7.31, 2.90, 1.59)),
+        PaperRow("ResNet-50", 2, "resnet", "2xK80", _reported(_POST, 0.86, 0.86, 4.47, 1.49, 0.86), "resnet"),
+        PaperRow("ResNet-200", 2, "resnet:depth=200", "2xK80", _reported(_POST, 2.75, 2.75, 11.63, 3.62, 2.75)),
+        PaperRow("ResNet-50", 4, "resnet", "4xK80", _reported(_POST, 0.86, 0.86, 4.21, 2.37, 0.86), "resnet"),
+        PaperRow("ResNet-101", 8, "resnet:depth=101", "8xK80", _reported(_POST, 1.59, 1.59, 7.31, 2.90, 1.59)),
         *(
-            Row("Inception-V3", gpus, "inception-v3", f"{gpus}xK80", _reported(_POST, *seconds), "inception-v3")
+            PaperRow("Inception-V3", gpus, "inception-v3", f"{gpus}xK80", _reported(_POST, *seconds), "inception-v3")
             for gpus, seconds in (
                 (2, (1.79, 1.79, 6.76, 2.15, 1.30)),
                 (4, (1.75, 1.75, 6.07, 1.82, 1.19)),
@@ -108,7 +116,7 @@ POST = Paper(
             )
         ),
         *(
-            Row(
+            PaperRow(
                 *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK80", _reported(_POST, None, *seconds)),
                 f"nmt:layers={layers},{SMALL_NMT}",
             )
@@ -130,17 +138,26 @@ POST_APPENDIX = Paper(
     "Post (NeurIPS 2018), appendix: other searches",
     "Post",
     (
-        *(ONE, Column("random search", "random"), Column("hill climbing", "hill-climb", {"start": "random"})),
-        *(Column("genetic", "genetic", {"start": "random"}), Column("HEFT", "heft"), Column("Post", "post"), AUTO),
+        *(
+            ONE,
+            PaperColumn("random search", "random"),
+            PaperColumn("hill climbing", "hill-climb", {"start": "random"}),
+        ),
+        *(
+            PaperColumn("genetic", "genetic", {"start": "random"}),
+            PaperColumn("HEFT", "heft"),
+            PaperColumn("Post", "post"),
+            AUTO,
+        ),
     ),
     (
-        Row("ResNet-50", 2, "resnet", "2xK80", _reported(_APPENDIX, 0.86, 1.64, 1.52, 1.56, 3.41, 0.86), "resnet"),
-        Row(
+        PaperRow("ResNet-50", 2, "resnet", "2xK80", _reported(_APPENDIX, 0.86, 1.64, 1.52, 1.56, 3.41, 0.86), "resnet"),
+        PaperRow(
             *("Inception-V3", 4, "inception-v3", "4xK80", _reported(_APPENDIX, 1.75, 1.92, 1.86, 2.03, 3.31, 1.19)),
             "inception-v3",
         ),
-        Row("NMT-2", 2, "nmt:layers=2", "2xK80", {}, f"nmt:layers=2,{SMALL_NMT}"),
-        Row("NMT-4", 4, "nmt:layers=4", "4xK80", {}, f"nmt:layers=4,{SMALL_NMT}"),
+        PaperRow("NMT-2", 2, "nmt:layers=2", "2xK80", {}, f"nmt:layers=2,{SMALL_NMT}"),
+        PaperRow("NMT-4", 4, "nmt:layers=4", "4xK80", {}, f"nmt:layers=4,{SMALL_NMT}"),
     ),
     ("single GPU", "random search", "HEFT"),
     quick_evaluations=240,
@@ -158,18 +175,18 @@ SPOTLIGHT = Paper(
     "spotlight",
     "Spotlight (ICML 2018)",
     "Spotlight",
-    (ONE, EXPERT, METIS, Column("ColocRL", "colocrl"), Column("Spotlight", "spotlight"), AUTO),
+    (ONE, EXPERT, METIS, PaperColumn("ColocRL", "colocrl"), PaperColumn("Spotlight", "spotlight"), AUTO),
     (
-        Row(
+        PaperRow(
             *("CIFAR-10 CNN", 2, "cifar-cnn", "2xK80"),
             _reported(("single GPU", "ColocRL", "Spotlight"), 1.0, 0.70 / 0.609, 0.70),
             "cifar-cnn",
         ),
-        Row(
+        PaperRow(
             *("RNNLM", 4, "rnnlm:layers=4", "4xK80", _reported(_SPOTLIGHT, 3.86, 6.12, 3.15, 2.27)),
             f"rnnlm:layers=4,{SMALL_RNNLM}",
         ),
-        Row(
+        PaperRow(
             *("NMT-8", 4, "nmt:layers=8", "4xK80", _reported(_SPOTLIGHT, 5.54, 10.50, 4.74, 3.62)),
             f"nmt:layers=8,{SMALL_NMT}",
         ),
@@ -197,18 +214,18 @@ HDP = Paper(
     "HDP (ICLR 2018), table 1",
     "HDP",
     (
-        *(CPU, ONE, EXPERT, SCOTCH, MINCUT, Column("HDP", "hdp")),
-        *(Column("random groups", "hdp", {"grouping": "random"}), AUTO),
+        *(CPU, ONE, EXPERT, SCOTCH, MINCUT, PaperColumn("HDP", "hdp")),
+        *(PaperColumn("random groups", "hdp", {"grouping": "random"}), AUTO),
     ),
     (
-        Row(
+        PaperRow(
             *("Inception-V3", 2, "inception-v3", "2xK40", _reported(_HDP, 0.61, 0.15, 0.15, 0.93, 0.82, 0.13)),
             "inception-v3",
         ),
-        Row("ResNet-152", 2, "resnet:depth=152", "2xK40", _reported(_HDP[1:], 1.18, 1.18, 6.27, 2.92, 1.18)),
-        Row("RNNLM", 2, "rnnlm", "2xK40", _reported(_HDP, 6.89, 1.57, 1.57, 5.62, 5.21, 1.57), f"rnnlm:{SMALL_RNNLM}"),
+        PaperRow("ResNet-152", 2, "resnet:depth=152", "2xK40", _reported(_HDP[1:], 1.18, 1.18, 6.27, 2.92, 1.18)),
+        PaperRow("RNNLM", 2, "rnnlm", "2xK40", _reported(_HDP, 6.89, 1.57, 1.57, 5.62, 5.21, 1.57), f"rnnlm:{SMALL_RNNLM}"),
         *(
-            Row(
+            PaperRow(
                 *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK40", _reported(_HDP, *seconds)),
                 f"nmt:layers={layers},{SMALL_NMT}" if layers < 8 else "",
             )
@@ -229,9 +246,9 @@ COLOCRL = Paper(
     "colocrl",
     "ColocRL (ICML 2017), table 2",
     "ColocRL",
-    (CPU, ONE, SCOTCH, MINCUT, EXPERT, Column("ColocRL", "colocrl"), AUTO),
+    (CPU, ONE, SCOTCH, MINCUT, EXPERT, PaperColumn("ColocRL", "colocrl"), AUTO),
     tuple(
-        Row(family, gpus, model, f"{gpus}xK80", _reported(_COLOCRL, *seconds), quick)
+        PaperRow(family, gpus, model, f"{gpus}xK80", _reported(_COLOCRL, *seconds), quick)
         for family, model, quick, both in (
             (
                 *("RNNLM", "rnnlm", f"rnnlm:{SMALL_RNNLM}"),

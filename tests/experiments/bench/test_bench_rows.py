@@ -11,32 +11,42 @@ from simulated import Step, gpus
 
 from placewise import zoo
 from placewise.cli import main
-from placewise.experiments.bench import rows as bench_rows
-from placewise.experiments.bench.rows import MODERN, PAPERS, ROWS, Effort, Row, markdown, pipelined_seconds, summary
+from placewise.experiments.bench import strategy_rows
+from placewise.experiments.bench.strategy_rows import (
+    FAST_STRATEGIES,
+    ROWS,
+    TODAY_STRATEGIES,
+    Row,
+    RowBudget,
+    pipelined_seconds,
+    rows_page,
+    search_rows,
+    summarise_rows,
+)
 from placewise.machines.presets import PRESETS
 from placewise.strategies import STRATEGIES
 
 CAPTURED = str(GOLDEN / "captured.json.gz")
 TINY = (Row("post", CAPTURED, "2xK80"), Row("today", CAPTURED, "4090+3060"))
-EFFORT = Effort(evaluations=12, seconds=0.05)
+BUDGET = RowBudget(evaluations=12, seconds=0.05)
 QUICKLY = ["--budget", "12", "--seconds", "0.05"]
 
 
 @pytest.fixture
 def tiny_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_rows, "ROWS", TINY)
+    monkeypatch.setattr(strategy_rows, "ROWS", TINY)
 
 
 def test_the_tables_are_the_papers() -> None:
     assert [sum(row.table == table for row in ROWS) for table in ("post", "hdp", "today")] == [11, 6, 9]
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.model.partition(":")[0] in zoo.MODELS and row.cluster in PRESETS for row in ROWS)
-    assert set(MODERN) < set(PAPERS) < set(STRATEGIES)
-    assert set(STRATEGIES) - set(PAPERS) == {"exact", "colocrl", "spotlight", "hdp"}
+    assert set(TODAY_STRATEGIES) < set(FAST_STRATEGIES) < set(STRATEGIES)
+    assert set(STRATEGIES) - set(FAST_STRATEGIES) == {"exact", "colocrl", "spotlight", "hdp"}
 
 
-def test_every_strategy_gets_its_budget_and_is_beside_the_bound() -> None:
-    results = bench_rows.bench_rows(TINY[:1], EFFORT, ("auto", "gpu-only", "annealing"))
+def test_every_strategy_gets_its_budget_and_respects_the_bound() -> None:
+    results = search_rows(TINY[:1], BUDGET, ("auto", "gpu-only", "annealing"))
     assert [(result["table"], result["model"], result["cluster"]) for result in results] == [("post", CAPTURED, "2xK80")]
     found = results[0]["strategies"]
     assert list(found) == ["auto", "gpu-only", "annealing"]
@@ -50,32 +60,32 @@ def test_what_is_in_the_file_is_not_searched_again(tmp_path: Path, monkeypatch: 
     """Stopped in the second search of the second row, it goes on with that one."""
     output = tmp_path / "rows.json"
     done: list[tuple[Row, str]] = []
-    search = bench_rows._search
+    search = strategy_rows._search
 
-    def stopping(row: Row, problem: Any, name: str, effort: Effort) -> Any:
+    def stopping(row: Row, problem: Any, name: str, budget: RowBudget) -> Any:
         if (row, name) == (TINY[1], "random") and len(done) == 3:
             raise KeyboardInterrupt
-        return search(row, problem, name, effort)
+        return search(row, problem, name, budget)
 
-    monkeypatch.setattr(bench_rows, "_search", stopping)
-    arguments = (TINY, EFFORT, ("gpu-only", "random"), output, lambda row, name, found: done.append((row, name)))
+    monkeypatch.setattr(strategy_rows, "_search", stopping)
+    arguments = (TINY, BUDGET, ("gpu-only", "random"), output, lambda row, name, found: done.append((row, name)))
     with pytest.raises(KeyboardInterrupt):
-        bench_rows.bench_rows(*arguments)
+        search_rows(*arguments)
     kept = json.loads(output.read_text())["rows"]
     assert [list(row["strategies"]) for row in kept] == [["gpu-only", "random"], ["gpu-only"]]
     done.clear()
-    results = bench_rows.bench_rows(*arguments)
+    results = search_rows(*arguments)
     assert done == [(TINY[1], "random")]
     assert results[0] == kept[0]
     assert json.loads(output.read_text())["rows"] == results
-    bench_rows.bench_rows(TINY, EFFORT, ("round-robin",), output, arguments[4])
+    search_rows(TINY, BUDGET, ("round-robin",), output, arguments[4])
     assert done[1:] == [(TINY[0], "round-robin"), (TINY[1], "round-robin")]
 
 
 def test_the_pipeline_of_the_formula() -> None:
     """Two micro-batches of 4 and 2 s: 6 s on one device. Two equal ones: 6 x 3 / (2 x 2) = 4.5 s.
 
-    Beside a device of half the speed, with 12 s: 3 / 2 of the 4 s that both need together.
+    With a second device of half the speed, which takes 12 s: 3 / 2 of the 4 s that both need together.
     """
 
     def problem(*speeds: float) -> Any:
@@ -98,16 +108,16 @@ def result(auto: float | None, **others: float | None) -> dict[str, Any]:
 
 
 def test_the_summary() -> None:
-    header, lines = summary([result(0.25, gpu_only=None, genetic=0.5, expert=0.4), result(None)])
+    header, lines = summarise_rows([result(0.25, gpu_only=None, genetic=0.5, expert=0.4), result(None)])
     assert header == ["row", "ops", "bound", "auto", "gap", "best other", "by", "auto / other", "one GPU"]
     assert lines[0] == ["m on c", "1,234", "200.0", "250.0", "25.0%", "400.0", "expert", "0.625", "-"]
     assert lines[1] == ["m on c", "1,234", "200.0", "-", "-", "-", "-", "-", "-"]
-    header, lines = summary([{**result(0.25), "pipelined_seconds": 0.3}])
+    header, lines = summarise_rows([{**result(0.25), "pipelined_seconds": 0.3}])
     assert (header[-1], lines[0][-1]) == ("GPipe", "300.0")
 
 
 def test_the_page() -> None:
-    page = list(markdown([result(0.25, gpu_only=1.5)]))
+    page = list(rows_page([result(0.25, gpu_only=1.5)]))
     assert page == [
         "## post",
         "| row | ops | bound | auto | gap | best other | by | auto / other | one GPU |",
@@ -150,6 +160,6 @@ def test_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         output.write_text(text)
         assert rule in refused([*command, *QUICKLY], capsys)
         assert output.read_text() == text
-    head = {"format": "placewise-rows", "version": 1, "effort": {**EFFORT.__dict__}}
+    head = {"format": "placewise-rows", "version": 1, "effort": {**BUDGET.__dict__}}
     output.write_text(json.dumps({**head, "rows": [{"table": "post"}]}))
     assert "rows[0] must have table, model" in refused([*command, *QUICKLY], capsys)

@@ -1,4 +1,4 @@
-"""The papers' rows and today's: what every strategy finds, beside the bound: `placewise bench rows`."""
+"""Rows of models on machines, the papers' and today's, and what every strategy finds for them: `placewise bench rows`."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,6 +14,7 @@ from placewise.core.errors import InputError, StrategyError
 from placewise.core.problem import Problem
 from placewise.formats.files import Fields, parse_json, read_bytes, write_bytes
 from placewise.models import load_graph
+from placewise.report.markdown_tables import markdown_table
 from placewise.search.budget import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Budget
 from placewise.search.driver import unless_stopped
 from placewise.search.planner import Planner, find_bound, gap_of
@@ -23,16 +24,16 @@ from placewise.strategies import STRATEGIES, parameters
 
 FORMAT, VERSION = "placewise-rows", 1
 
-NEURAL = ("colocrl", "spotlight", "hdp")  # slow: only where they are asked for
+NEURAL = ("colocrl", "spotlight", "hdp")  # slow: searched only if they are named
 
-PAPERS = tuple(n for n, entry in STRATEGIES.items() if entry.family != "exact" and n not in NEURAL)
+FAST_STRATEGIES = tuple(n for n, entry in STRATEGIES.items() if entry.family != "exact" and n not in NEURAL)
 
-MODERN = ("auto", "pipeline", "towers", "balanced", "gpu-only", "expert", "metis")
+TODAY_STRATEGIES = ("auto", "pipeline", "towers", "balanced", "gpu-only", "expert", "metis")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model on a machine, in one of the tables."""
+    """A model on a machine in one of the tables."""
 
     table: str
     model: str
@@ -40,13 +41,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The row's title."""
         return f"{self.model} on {self.cluster}"
 
     @property
     def strategies(self) -> tuple[str, ...]:
-        """Those that are compared where no others are asked for."""
-        return MODERN if self.table == "today" else PAPERS
+        """Those that are compared unless others are named."""
+        return TODAY_STRATEGIES if self.table == "today" else FAST_STRATEGIES
 
 
 ROWS = (
@@ -70,39 +71,37 @@ TABLES = tuple(dict.fromkeys(row.table for row in ROWS))
 
 
 @dataclass(frozen=True)
-class Effort:
-    """What each search may spend; one file of results has one effort."""
+class RowBudget:
+    """What each search may spend; a file of results has only one such budget."""
 
-    evaluations: int = DEFAULT_EVALUATIONS  # of the papers' and the classical strategies
-    seconds: float = DEFAULT_SECONDS  # of auto
+    evaluations: int = DEFAULT_EVALUATIONS  # for all strategies but auto
+    seconds: float = DEFAULT_SECONDS  # for auto
     bound_seconds: float | None = None  # None: the quick bounds
     seed: int = 0
 
-    def budget(self, strategy: str) -> Budget:
+    def of(self, strategy: str) -> Budget:
         """Returns what a strategy may spend."""
         is_own = STRATEGIES[strategy].family == "own"
         return Budget(seconds=self.seconds) if is_own else Budget(evaluations=self.evaluations)
 
 
-QUICK = Effort(evaluations=100, seconds=1.0)
+QUICK = RowBudget(evaluations=100, seconds=1.0)
 
-Result = dict[str, Any]  # of one row: table, model, cluster, ops, ..., strategies: name -> what it found
-
-Told = Callable[[Row, str, Result], None]
+RowResult = dict[str, Any]  # table, model, cluster, ops, ..., strategies: name -> what it found
 
 
-def bench_rows(
+def search_rows(
     rows: tuple[Row, ...],
-    effort: Effort,
+    budget: RowBudget,
     strategies: tuple[str, ...] = (),
     output: str | Path | None = None,
-    on_search: Told = lambda row, name, found: None,
-) -> list[Result]:
+    on_search: Callable[[Row, str, RowResult], None] = lambda row, strategy, found: None,
+) -> list[RowResult]:
     """Returns a result for each row: the bound, and what each strategy finds.
 
     With an output file every search is kept there as soon as it is done, and what is in the file is not searched again.
     """
-    known = {} if output is None or not Path(output).exists() else _read(output, effort)
+    known = {} if output is None or not Path(output).exists() else _read(output, budget)
     graphs = lru_cache(maxsize=4)(load_graph)
     for row in rows:
         result = known.get(row.name)
@@ -111,20 +110,20 @@ def bench_rows(
             continue
         problem = Problem.of(graphs(row.model), Cluster.load(row.cluster))
         if result is None:
-            result = known[row.name] = _facts(row, problem, effort)
+            result = known[row.name] = _facts(row, problem, budget)
         for name in missing:
-            result["strategies"][name] = _search(row, problem, name, effort)
+            result["strategies"][name] = _search(row, problem, name, budget)
             on_search(row, name, result["strategies"][name])
             if output is not None:
-                _write(output, effort, list(known.values()))
+                _write(output, budget, list(known.values()))
     return [known[row.name] for row in rows]
 
 
 _FIELDS = ("table", "model", "cluster", "ops", "groups", "bound", "bound_seconds", "pipelined_seconds", "strategies")
 
 
-def _facts(row: Row, problem: Problem, effort: Effort) -> Result:
-    limit = find_bound(problem, effort.bound_seconds)
+def _facts(row: Row, problem: Problem, budget: RowBudget) -> RowResult:
+    limit = find_bound(problem, budget.bound_seconds)
     return {
         **asdict(row),
         "ops": problem.num_ops,
@@ -136,13 +135,13 @@ def _facts(row: Row, problem: Problem, effort: Effort) -> Result:
     }
 
 
-def _search(row: Row, problem: Problem, name: str, effort: Effort) -> Result:
-    """Returns what a strategy finds; one that cools down or mixes does so within the budget."""
-    settings = {"evaluations": str(effort.evaluations)} if "evaluations" in parameters(name) else {}
-    request = Request(name, settings, effort.budget(name), effort.seed, model=row.model, cluster=row.cluster)
+def _search(row: Row, problem: Problem, name: str, budget: RowBudget) -> RowResult:
+    """Returns what a strategy finds; one whose schedule depends on its number of evaluations gets the budget's."""
+    settings = {"evaluations": str(budget.evaluations)} if "evaluations" in parameters(name) else {}
+    request = Request(name, settings, budget.of(name), budget.seed, model=row.model, cluster=row.cluster)
     try:
         outcome = unless_stopped(Planner(problem, request).search(evaluator=Simulator(problem)))
-    except StrategyError as rule:  # this strategy can't: the others go on
+    except StrategyError as rule:  # it can't be used here; the others can
         return {"step_seconds": None, "evaluations": 0, "search_seconds": 0.0, "problem": str(rule)}
     fits = outcome.placement is not None
     return {
@@ -169,31 +168,31 @@ def pipelined_seconds(problem: Problem) -> float | None:
     return float((batches + len(gpus) - 1) / batches / (1 / times).sum())
 
 
-def _read(path: str | Path, effort: Effort) -> dict[str, Result]:
-    """Returns the results of a file by row; one that was made with another effort is refused."""
+def _read(path: str | Path, budget: RowBudget) -> dict[str, RowResult]:
+    """Returns the results of a file by row; a file made with another budget is refused."""
     data = parse_json(path, read_bytes(path, InputError), InputError)
-    table = Fields(str(path), data, ("format", "version", "effort", "rows"), InputError)
-    table.check_format(FORMAT, VERSION)
-    made, rows = table.get("effort", None), table.entries("rows")
-    for name, value in asdict(effort).items():
+    fields = Fields(str(path), data, ("format", "version", "effort", "rows"), InputError)
+    fields.check_format(FORMAT, VERSION)
+    made, rows = fields.get("effort", None), fields.entries("rows")
+    for name, value in asdict(budget).items():
         if not isinstance(made, dict) or made.get(name, ...) != value:
-            raise table.wrong(f"was made with another {name} than {value}: name another file, or the same effort")
+            raise fields.wrong(f"was made with another {name} than {value}: use another file, or the same options")
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or not {*_FIELDS} <= {*row} or not isinstance(row["strategies"], dict):
-            raise table.wrong(f"rows[{number}] must have {', '.join(_FIELDS)}")
+            raise fields.wrong(f"rows[{number}] must have {', '.join(_FIELDS)}")
     return {_name(row): row for row in rows}
 
 
-def _write(path: str | Path, effort: Effort, results: list[Result]) -> None:
-    data = {"format": FORMAT, "version": VERSION, "effort": asdict(effort), "rows": results}
+def _write(path: str | Path, budget: RowBudget, results: list[RowResult]) -> None:
+    data = {"format": FORMAT, "version": VERSION, "effort": asdict(budget), "rows": results}
     write_bytes(path, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
 
 
 # --- tables ---
 
 
-def summary(results: list[Result]) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and the cells of a table with a line for each row, times in milliseconds."""
+def summarise_rows(results: list[RowResult]) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the cells of a table with a line for each row; times are milliseconds."""
     header = ["row", "ops", "bound", "auto", "gap", "best other", "by", "auto / other", "one GPU"]
     lines = [_line(result) for result in results]
     if any(result["pipelined_seconds"] is not None for result in results):
@@ -203,44 +202,43 @@ def summary(results: list[Result]) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
-def _line(result: Result) -> list[str]:
+def _line(result: RowResult) -> list[str]:
     times = {name: _found(result, name) for name in result["strategies"]}
     others = {name: seconds for name, seconds in times.items() if seconds is not None and name != "auto"}
     auto, bound = times.get("auto"), result["bound_seconds"]
     best = min(others, key=lambda name: others[name], default="-")  # ties go to the first of the table
     gap = None if auto is None or bound is None else gap_of(auto, bound)
     return [
-        *(_name(result), f"{result['ops']:,}", _ms(bound), _ms(auto), "-" if gap is None else f"{gap:.1%}"),
-        *(_ms(others.get(best)), best, "-" if auto is None or not others else f"{auto / others[best]:.3f}"),
+        _name(result),
+        f"{result['ops']:,}",
+        _ms(bound),
+        _ms(auto),
+        "-" if gap is None else f"{gap:.1%}",
+        _ms(others.get(best)),
+        best,
+        "-" if auto is None or not others else f"{auto / others[best]:.3f}",
         _ms(times.get("gpu-only")),
     ]
 
 
-def markdown(results: list[Result]) -> Iterator[str]:
-    """Returns the lines of a page: for each table the summary, and the times of every strategy."""
+def rows_page(results: list[RowResult]) -> Iterator[str]:
+    """Yields the lines of a Markdown page: for each table the summary, and the times of every strategy."""
     for table in dict.fromkeys(result["table"] for result in results):
         rows = [result for result in results if result["table"] == table]
         yield f"## {table}"
-        yield from _markdown_table(*summary(rows))
+        yield from markdown_table(*summarise_rows(rows))
         yield ""
         names = dict.fromkeys(name for row in rows for name in row["strategies"])
         times = [[name, *(_ms(_found(row, name)) for row in rows)] for name in names]
-        yield from _markdown_table(["strategy", *map(_name, rows)], times)
+        yield from markdown_table(["strategy", *map(_name, rows)], times)
         yield ""
 
 
-def _markdown_table(header: list[str], lines: list[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for cells in lines:
-        yield f"| {' | '.join(cells)} |"
-
-
-def _name(result: Result) -> str:
+def _name(result: RowResult) -> str:
     return Row(result["table"], result["model"], result["cluster"]).name
 
 
-def _found(row: Result, name: str) -> float | None:
+def _found(row: RowResult, name: str) -> float | None:
     seconds: float | None = row["strategies"].get(name, {}).get("step_seconds")
     return seconds
 

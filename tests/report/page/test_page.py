@@ -19,7 +19,7 @@ from placewise.core.contracts import Evaluation
 from placewise.core.graph import Shape
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
-from placewise.experiments.bench.common import generated_graph
+from placewise.experiments.bench.generated_problems import generated_graph
 from placewise.report.measured_trace import read_measured
 from placewise.report.page.comparisons import Comparisons, comparisons_of
 from placewise.report.page.html import in_script, page

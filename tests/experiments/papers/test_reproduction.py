@@ -18,26 +18,34 @@ from placewise.cli.reproducing import WHAT
 from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError
 from placewise.core.problem import Problem
-from placewise.experiments.papers import reported as papers
-from placewise.experiments.papers import reproduction as reproducing
-from placewise.experiments.papers.calibration import Figures, Work, calibrate, calibrated, fit
+from placewise.experiments.papers import reported_results, reproduction
+from placewise.experiments.papers.calibration import Figures, StepWork, calibrate, calibrated, fit_device
 from placewise.experiments.papers.claims import CLAIMS, found_ratio, judge, reported_ratio
-from placewise.experiments.papers.figures import Axis, _corners, draw, lines_of, write_figures
-from placewise.experiments.papers.function_split import FUNCTIONS, partitions, split_by_function
-from placewise.experiments.papers.recorded_searches import Found
-from placewise.experiments.papers.reported import BY_FUNCTION, HEFT_EXPECTS, OWN, PAPERS, Column, Paper, Row, paper_of
+from placewise.experiments.papers.function_split import FUNCTIONS, split_by_function, ways_to_share
+from placewise.experiments.papers.reported_results import (
+    BY_FUNCTION,
+    HEFT_EXPECTS,
+    OWN,
+    PAPERS,
+    Paper,
+    PaperColumn,
+    PaperRow,
+    paper_of,
+)
 from placewise.experiments.papers.reproduction import (
     Effort,
     Machines,
+    ReproducedRow,
     Reproduction,
-    Result,
     quick,
     reproduce,
+    reproduction_data,
     rows_of,
     slowed,
-    to_json,
 )
-from placewise.experiments.papers.result_tables import claim_lines, markdown, ratio_table, seconds_table
+from placewise.experiments.papers.reproduction_tables import claim_lines, ratio_table, reproduction_page, seconds_table
+from placewise.experiments.recorded_searches import Found
+from placewise.experiments.search_figures import Axis, _corners, draw, lines_of, write_figures
 from placewise.machines.presets import PRESETS, preset
 from placewise.models import load_graph
 from placewise.simulate.simulator import Simulator
@@ -49,16 +57,21 @@ TINY = Paper(
     "post",
     "Tiny",
     "Post",
-    (Column("single GPU", "gpu-only"), Column("Post", "post"), Column("random search", "random"), Column(OWN, "auto")),
-    tuple(Row(f"net-{n}", n, CAPTURED, f"{n}xK80", {"single GPU": 2.0, "Post": 1.0}, CAPTURED) for n in (2, 4)),
+    (
+        PaperColumn("single GPU", "gpu-only"),
+        PaperColumn("Post", "post"),
+        PaperColumn("random search", "random"),
+        PaperColumn(OWN, "auto"),
+    ),
+    tuple(PaperRow(f"net-{n}", n, CAPTURED, f"{n}xK80", {"single GPU": 2.0, "Post": 1.0}, CAPTURED) for n in (2, 4)),
     ("single GPU",),
     quick_evaluations=24,
     fitted={"gpu": "single GPU"},
 )
 
 
-def times(reproduction: Reproduction) -> list[list[tuple[float | None, ...]]]:
-    return [[found.step_seconds for found in result.found.values()] for result in reproduction.results]
+def times(done: Reproduction) -> list[list[tuple[float | None, ...]]]:
+    return [[found.step_seconds for found in result.found.values()] for result in done.results]
 
 
 # --- the papers ---
@@ -135,7 +148,7 @@ def test_a_table_is_the_same_twice_and_is_answered_from_its_record(tmp_path: Pat
         def __call__(self, *_: Any) -> Any:
             raise AssertionError("is evaluated again")
 
-    monkeypatch.setattr(reproducing, "Simulator", Refusing)
+    monkeypatch.setattr(reproduction, "Simulator", Refusing)
     again = reproduce(TINY, EFFORT, run_file=tmp_path / "runs.db")
     assert times(again) == times(first)
     assert again.results[0].found["Post"].histories[0][-1][2] == first.results[0].found["Post"].step_seconds[0]
@@ -144,7 +157,7 @@ def test_a_table_is_the_same_twice_and_is_answered_from_its_record(tmp_path: Pat
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
 
-    def stop(row: Row, column: str, found: Found) -> None:
+    def stop(row: PaperRow, column: str, found: Found) -> None:
         told.append((row.label, column))
         if len(told) == 6:
             raise KeyboardInterrupt
@@ -172,9 +185,9 @@ def test_the_quick_version_and_single_models() -> None:
 
 def test_the_ways_to_share_functions() -> None:
     """Four functions on two GPUs: all on one, or one of 2^4 / 2 - 1 cuts; on four GPUs: Bell's number 15."""
-    assert list(partitions(2, 2)) == [(0, 0), (0, 1)]
-    assert len(list(partitions(4, 2))) == 8
-    assert len({*partitions(4, 4)}) == len(list(partitions(4, 9))) == 15
+    assert list(ways_to_share(2, 2)) == [(0, 0), (0, 1)]
+    assert len(list(ways_to_share(4, 2))) == 8
+    assert len({*ways_to_share(4, 4)}) == len(list(ways_to_share(4, 9))) == 15
 
 
 def test_every_function_is_whole() -> None:
@@ -194,13 +207,13 @@ def test_every_function_is_whole() -> None:
 # --- calibration ---
 
 
-def some_work(figures: Figures, factor: float = 1.0) -> list[Work]:
+def some_work(figures: Figures, factor: float = 1.0) -> list[StepWork]:
     """Returns steps that a device with these figures takes `factor` times the reported seconds for."""
     rng = np.random.default_rng(0)
     works = []
     for n in range(6):
         flops, moved = rng.lognormal(20, 2, 400), rng.lognormal(15 + n / 2, 1, 400)
-        works.append(Work(str(n), flops, moved, 1.0))
+        works.append(StepWork(str(n), flops, moved, 1.0))
     return [replace(work, reported_seconds=work.seconds(figures) / factor) for work in works]
 
 
@@ -208,13 +221,13 @@ def test_a_fit_finds_the_device_that_made_the_times() -> None:
     device = preset("2xK80").devices[0]
     truth = Figures(device.flops / 2, device.bytes_per_second / 3, device.overhead_seconds * 4)
     works = some_work(truth)
-    found = fit(works, device)
+    found = fit_device(works, device)
     assert [work.seconds(found) for work in works] == pytest.approx([work.reported_seconds for work in works], rel=0.05)
     assert found == Figures(
         *(float(f"{value:.2e}") for value in (found.flops, found.bytes_per_second, found.overhead_seconds))
     )
     outlier = replace(works[0], reported_seconds=works[0].reported_seconds / 8)
-    moved = fit([outlier, *works[1:]], device)
+    moved = fit_device([outlier, *works[1:]], device)
     assert [work.seconds(moved) for work in works[1:]] == pytest.approx(
         [work.reported_seconds for work in works[1:]], rel=0.25
     )
@@ -222,7 +235,7 @@ def test_a_fit_finds_the_device_that_made_the_times() -> None:
 
 def test_no_device_is_faster_than_its_data_sheet() -> None:
     device = preset("2xK80").devices[0]
-    found = fit(some_work(Figures(device.flops * 9, device.bytes_per_second * 9, 0.0)), device)
+    found = fit_device(some_work(Figures(device.flops * 9, device.bytes_per_second * 9, 0.0)), device)
     assert found.flops == pytest.approx(4.37e12, rel=1e-2)
     assert found.bytes_per_second == pytest.approx(240e9, rel=1e-2)
 
@@ -263,17 +276,21 @@ def test_nothing_but_single_device_columns_is_fitted() -> None:
 # --- what is printed ---
 
 
-def result(label: int = 2, **medians: float | None) -> Result:
+def result(label: int = 2, **medians: float | None) -> ReproducedRow:
     found = {
         name.replace("_", " "): Found("s", (value,), 2400, 1.0, histories=() if value is None else (((1, 0.0, value),),))
         for name, value in medians.items()
     }
-    return Result(Row("NMT-2", label, "m", "2xK80", {"single GPU": None, "Post": 1.22, "expert": 2.05}), 7, 5, 0.25, found)
+    return ReproducedRow(
+        PaperRow("NMT-2", label, "m", "2xK80", {"single GPU": None, "Post": 1.22, "expert": 2.05}), 7, 5, 0.25, found
+    )
 
 
 def test_the_tables_by_hand() -> None:
     paper = replace(
-        TINY, columns=(Column("single GPU", "gpu-only"), Column("Post", "post")), compared=("single GPU", "expert")
+        TINY,
+        columns=(PaperColumn("single GPU", "gpu-only"), PaperColumn("Post", "post")),
+        compared=("single GPU", "expert"),
     )
     done = Reproduction(paper, EFFORT, (result(single_GPU=None, Post=0.5, expert=2.0),))
     assert seconds_table(done) == (
@@ -285,7 +302,7 @@ def test_the_tables_by_hand() -> None:
         [["NMT-2, 2 GPUs", "-", "0.60 / 0.25"]],
     )
     assert found_ratio(done.results[0], "Post", "Post") == 1.0
-    page = list(markdown(done))
+    page = list(reproduction_page(done))
     assert page[1] == "    placewise reproduce post --seeds 2 --budget 24 --own-budget 8"
     assert "| NMT-2, 2 GPUs | OOM / OOM | 1.22 / 0.500 | 0.250 |" in page
 
@@ -294,7 +311,7 @@ def test_claims_are_judged_by_every_row() -> None:
     better, worse = result(2, Post=1.0, expert=2.0), result(4, Post=3.0, expert=2.0)
     paper = PAPERS["post"]
 
-    def said(*results: Result) -> list[str]:
+    def said(*results: ReproducedRow) -> list[str]:
         return [line for line in claim_lines(judge(Reproduction(paper, EFFORT, results))) if "Post beats the expert" in line]
 
     assert said(better) == ["yes: on NMT Post beats the expert: 0.50 (paper 0.60)"]
@@ -347,7 +364,7 @@ def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(papers.PAPERS, "post", TINY)
+    monkeypatch.setitem(reported_results.PAPERS, "post", TINY)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -363,7 +380,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == kept  # from the record: the search seconds too
     assert kept["effort"] == {"evaluations": 24, "own_evaluations": 8, "seeds": 2, "is_quick": True}
-    again = to_json(reproduce(TINY, Effort(24, 8, 2, True), run_file=runs), kept["claims"])
+    again = reproduction_data(reproduce(TINY, Effort(24, 8, 2, True), run_file=runs), kept["claims"])
     assert kept == json.loads(json.dumps(again))
     assert main([*command, "--markdown", "--models", "net-4"]) == 0
     page = capsys.readouterr().out
@@ -374,7 +391,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.usefixtures("tiny")
 def test_calibrated_from_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("post-appendix", "spotlight", "hdp", "colocrl"):
-        monkeypatch.delitem(papers.PAPERS, name)
+        monkeypatch.delitem(reported_results.PAPERS, name)
     assert main(["reproduce", "calibrate"]) == 0
     assert "Tflop/s" in capsys.readouterr().out
     assert main(["reproduce", "calibrate", "--json"]) == 0

@@ -1,4 +1,4 @@
-"""`placewise bench execute`: what two CPU devices gain, and what a launch costs the host."""
+"""What two CPU devices gain, and what a launch costs the host: the work of `placewise bench execute`."""
 
 import time
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
+from placewise.experiments.bench import Rows
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.program import HERE, Program
 from placewise.graph_capture.training_step import TrainingStep
@@ -27,16 +28,16 @@ LAYERS, WIDTH, ROWS = 4, 512, 512  # of a branch: products of a few milliseconds
 CELLS = 60  # of the step with tiny tensors
 
 
-def bench_execute() -> list[dict[str, Any]]:
-    """Returns the rows of the benchmark: seconds, what they are compared with, and the ratio."""
+def compare_executions() -> Rows:
+    """Returns pairs of times, each with its ratio."""
     rows = [two_branches(), launches("cpu"), hand_overs()]
     return [*rows, launches("gpu"), launches("gpu", cuda_graphs=True)] if torch.cuda.is_available() else rows
 
 
 def two_branches(rounds: int = 40) -> dict[str, Any]:
-    """Compares a step of two equal branches on two one-core devices with the same step on one of them.
+    """Compares a step with two equal branches on two one-core devices with the same step on one of them.
 
-    The fastest of some rounds counts on both sides: other work on the machine can only slow a step down.
+    The fastest of several rounds counts on both sides: other work on the machine can only slow a step down.
     """
     step, cluster = _branches(), _cluster("cpu", 2)
     problem = Problem.of(step.graph, cluster)
@@ -45,14 +46,14 @@ def two_branches(rounds: int = 40) -> dict[str, Any]:
         both[problem.op_groups[op]] = int(module_path(step.graph, op).startswith("right"))
     apart, alone = (_compile(step, problem, placement) for placement in (both, np.zeros_like(both)))
     times: dict[TrainStep, list[float]] = {apart: [], alone: []}
-    for _ in range(rounds):  # in turns, so that what else the machine does meets both
+    for _ in range(rounds):  # in turns, so that other work on the machine slows both down
         for train_step, found in times.items():
             found.append(_seconds(lambda run=train_step: run(step.step.batch)))  # type: ignore[misc]
     return _row("two branches on two one-core devices, against one", *(min(found) for found in times.values()))
 
 
 def launches(kind: str, rounds: int = 30, cuda_graphs: bool = False) -> dict[str, Any]:
-    """Compares a launch in a compiled step, views and frees included, with the bare call of the same op in a loop."""
+    """Compares a launch in a compiled step, including views and frees, with calling the same op in a loop."""
     step, cluster = _cells(), _cluster(kind, 1)
     problem = Problem.of(step.graph, cluster)
     train_step = _compile(step, problem, np.zeros(problem.num_groups, np.int64), cuda_graphs)
@@ -76,15 +77,18 @@ def launches(kind: str, rounds: int = 30, cuda_graphs: bool = False) -> dict[str
 
 
 def hand_overs(rounds: int = 30) -> dict[str, Any]:
-    """Compares a chain of tiny ops that goes to and fro between two CPU devices with the same chain on one of them."""
+    """Compares a chain of tiny ops that alternates between two CPU devices with the same chain on one of them."""
     step, cluster = _chain(), _cluster("cpu", 2)
     problem = Problem.of(step.graph, cluster)
-    to_and_fro, stay = np.arange(problem.num_groups) % 2, np.zeros(problem.num_groups, np.int64)
+    alternating, staying = np.arange(problem.num_groups) % 2, np.zeros(problem.num_groups, np.int64)
     times = []
-    for placement in (to_and_fro, stay):
+    for placement in (alternating, staying):
         train_step = _compile(step, problem, placement)
         times.append(float(np.median([_seconds(lambda run=train_step: run(step.step.batch)) for _ in range(rounds)])))  # type: ignore[misc]
-    return _row("an op that reads from the other CPU device, against one at home", *(t / problem.num_ops for t in times))
+    return _row(
+        "an op that reads from the other CPU device, against one that reads from its own",
+        *(t / problem.num_ops for t in times),
+    )
 
 
 def _row(what: str, seconds: float, others: float) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def _cluster(kind: str, count: int) -> Cluster:
 
 
 class _Branches(nn.Module):
-    """Two equal stacks of layers on one input, added up."""
+    """Two equal stacks of layers with the same input; their outputs are added."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +133,7 @@ def _branches() -> CapturedStep:
 
 
 class _Cells(nn.Module):
-    """A chain of LSTM cells that share their weights, on tensors so small that only the launches count."""
+    """A chain of LSTM cells with shared weights, on tensors so small that only the launches count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,10 +154,10 @@ def _cells() -> CapturedStep:
 
 
 class _Chain(nn.Module):
-    """Tiny ops, each of which reads the one before."""
+    """Tiny ops, each of which reads the result of the one before."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns what the last one makes: [4]."""
+        """Returns the last result: [4]."""
         for _ in range(200):
             x = torch.tanh(x)
         return x
@@ -164,7 +168,7 @@ def _chain() -> CapturedStep:
 
 
 def _bare_calls(train_step: TrainStep, step: CapturedStep) -> list[tuple[Any, Any, Any]]:
-    """Returns the ops of a step as calls with their real arguments, as they are when the program is run once."""
+    """Returns the ops of a step as calls, with the arguments that they have when the program is run once."""
     placed = train_step.placed
     residents = Residents(placed, step.step).gather(step.step.batch)
     values: list[Any] = [None] * step.program.num_slots

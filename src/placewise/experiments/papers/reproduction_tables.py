@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from placewise.experiments.papers.calibration import Calibration
 from placewise.experiments.papers.claims import Verdict, found_ratio, judge, reported_ratio
-from placewise.experiments.papers.recorded_searches import Found
-from placewise.experiments.papers.reported import BY_FUNCTION
+from placewise.experiments.papers.reported_results import BY_FUNCTION
 from placewise.experiments.papers.reproduction import Reproduction
+from placewise.experiments.recorded_searches import Found
+from placewise.report.markdown_tables import markdown_table
 
 Cells = tuple[list[str], list[list[str]]]  # a header, and the lines below it
 
@@ -123,10 +124,10 @@ def heading(reproduction: Reproduction) -> str:
     )
 
 
-def markdown(reproduction: Reproduction) -> Iterator[str]:
+def reproduction_page(reproduction: Reproduction) -> Iterator[str]:
     """Yields the lines of a page."""
     yield f"# {reproduction.paper.title}, again"
-    yield f"    {command(reproduction)}"
+    yield f"    {reproduce_command(reproduction)}"
     yield ""
     yield heading(reproduction)[0].upper() + heading(reproduction)[1:] + "."
     for title, cells in (
@@ -140,7 +141,7 @@ def markdown(reproduction: Reproduction) -> Iterator[str]:
         yield from ("", *reproduction.paper.notes)
 
 
-def command(reproduction: Reproduction) -> str:
+def reproduce_command(reproduction: Reproduction) -> str:
     """Returns the command that makes this table."""
     effort = reproduction.effort
     words = ["placewise reproduce", reproduction.paper.name, *(["--quick"] if effort.is_quick else [])]
@@ -148,14 +149,6 @@ def command(reproduction: Reproduction) -> str:
     words += ["--calibrated"] if machines.calibration is not None else []
     words += [f"--slower-links {machines.slower_links:g}"] if machines.slower_links != 1.0 else []
     return " ".join([*words, f"--seeds {effort.seeds} --budget {effort.evaluations} --own-budget {effort.own_evaluations}"])
-
-
-def markdown_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields a table as Markdown has it."""
-    yield f"| {' | '.join(header)} |"
-    yield f"|{'---|' * len(header)}"
-    for cells in lines:
-        yield f"| {' | '.join(cells)} |"
 
 
 def _pair(paper: str, ours: str) -> str:

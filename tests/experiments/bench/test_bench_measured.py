@@ -12,7 +12,7 @@ import pytest
 from placewise.cli import main
 from placewise.core.errors import StrategyError
 from placewise.core.profile import Timing
-from placewise.experiments.bench import measured_steps as bench_measured
+from placewise.experiments.bench import measured_steps
 from placewise.experiments.bench.measured_steps import rank_correlation
 from placewise.measure.profiler import Measurements, measure_profile
 from placewise.measure.step_times import Measurement, measure_steps
@@ -31,7 +31,7 @@ def test_ranks_agree_or_do_not() -> None:
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Runs `placewise bench measured MODEL` on so many CPU devices; returns its code and what it printed."""
+    """Runs `placewise bench measured MODEL` on this many CPU devices; returns its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
 
     def run(cpus: int, *options: str) -> tuple[int, str, str]:
@@ -56,7 +56,7 @@ def test_placements_are_predicted_and_measured(bench: Bench) -> None:
 
 
 def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Predictions are the median of what each round's profile says; the measured step is that of all steps."""
+    """Predictions are the median over the rounds' profiles; the measured step is the median over all steps."""
     slower, taken = iter([1.0, 4.0, 2.0]), iter([1.0, 3.0, 8.0])
 
     def scaled(*args: Any, **settings: Any) -> Measurements:
@@ -69,8 +69,8 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
     def clocked(*args: Any) -> Measurement:
         return replace(measure_steps(*args), step_seconds=np.full(5, next(taken)))
 
-    monkeypatch.setattr(bench_measured, "measure_profile", scaled)
-    monkeypatch.setattr(bench_measured, "measure_steps", clocked)
+    monkeypatch.setattr(measured_steps, "measure_profile", scaled)
+    monkeypatch.setattr(measured_steps, "measure_steps", clocked)
     code, printed, told = bench(1, "--strategies", "cpu-only,heft", "--rounds", "3", "--json")
     assert code == 0
     found = json.loads(printed)
@@ -79,7 +79,7 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
         assert row["alone ms"] == pytest.approx(predicted)
         assert (row["measured ms"], row["spread %"]) == pytest.approx((3e3, 700 / 3))
         assert row["error %"] == pytest.approx((predicted / 3e3 - 1) * 100)
-    assert found["rank correlation"] is None  # they are the same
+    assert found["rank correlation"] is None  # both are the same
     assert "round 2 of 3, cpu-only, heft: " in told
     assert "round 3 of 3, cpu-only, heft: " in told
 
@@ -95,7 +95,7 @@ def test_a_stopped_benchmark_prints_what_it_has(
             raise KeyboardInterrupt
         return measure_profile(*args, **settings)
 
-    monkeypatch.setattr(bench_measured, "measure_profile", profile)
+    monkeypatch.setattr(measured_steps, "measure_profile", profile)
     code, printed, told = bench(1, "--strategies", "cpu-only", "--rounds", "2", "--json")
     assert code == expected
     assert "placewise: stopped" in told
@@ -105,12 +105,12 @@ def test_a_stopped_benchmark_prints_what_it_has(
         assert not found["is_complete"]
 
 
-def test_what_is_not_installed_is_told(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_installed_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise StrategyError("metis: needs pymetis")
 
-    monkeypatch.setattr(bench_measured, "run", missing)
+    monkeypatch.setattr(measured_steps, "run", missing)
     code, _, told = bench(1)
     assert code == 2
     assert "metis: needs pymetis" in told
-    assert "there is nothing to run" in told
+    assert "nothing to run" in told
