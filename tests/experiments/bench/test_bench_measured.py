@@ -109,7 +109,7 @@ def test_what_is_not_installed_is_reported(bench: Bench, monkeypatch: pytest.Mon
     def missing(*_: object, **__: object) -> None:
         raise StrategyError("metis: needs pymetis")
 
-    monkeypatch.setattr(measured_steps, "run", missing)
+    monkeypatch.setattr("placewise.search.planner.Planner.search", missing)
     code, _, told = bench(1)
     assert code == 2
     assert "metis: needs pymetis" in told
