@@ -1,19 +1,17 @@
-"""Small graphs and clusters to test with, by hand and at random for hypothesis; and what a refused command must do."""
+"""Small graphs and clusters to test with, made by hand and drawn at random by hypothesis."""
 
 import dataclasses
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from placewise.cli import main
 from placewise.core.arrays import Ints
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, Link
 from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
+from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
 
@@ -111,6 +109,17 @@ def mixed_cluster() -> Cluster:
     return parse_cluster({"name": "mixed", "devices": devices, "default_link": link})
 
 
+def profile_of_two_slices() -> Profile:
+    """Returns a profile of two slices of one GPU, measured on gpu:0: relu takes 1 s, mm 2 s; add_ was not measured."""
+    return Profile(
+        (ProfiledDevice("gpu:0", "gpu", "H1", "gpu:0", 2), ProfiledDevice("gpu:1", "gpu", "H1", "gpu:0", 2)),
+        {"relu": {"gpu:0": Timing(1.0, 5)}, "mm": {"gpu:0": Timing(2.0, 5)}},
+        (Link("gpu:0", "gpu:1", 5e9, 1e-5), Link("gpu:1", "gpu:0", 6e9, 2e-5)),
+        3e-6,
+        {"gpu": Contention((1.0, 1.5), (1.0, 3.0))},
+    )
+
+
 def replaced(graph: Graph, *, tensors: Mapping[str, Any] | None = None, ops: Mapping[str, Any] | None = None) -> Graph:
     """Returns the graph with other columns."""
     return dataclasses.replace(
@@ -191,19 +200,3 @@ def graph_rows(draw: st.DrawFn, max_ops: int = 8) -> dict[str, Any]:
 def graphs(max_ops: int = 8) -> st.SearchStrategy[Graph]:
     """Draws a valid graph."""
     return graph_rows(max_ops).map(parse_graph)
-
-
-def heed_ctrl_c() -> None:
-    """Lets a child be interrupted even where the tests run in the background, which ignores SIGINT: a preexec_fn."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Returns the one line on standard error of a command that must end with code 2 and print nothing else."""
-    code = main(arguments)
-    captured = capsys.readouterr()
-    assert code == 2
-    assert captured.out == ""
-    assert captured.err.endswith("\n")
-    assert len(captured.err.splitlines()) == 1, captured.err
-    return captured.err

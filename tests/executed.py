@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from graph_capture.test_capture_equals_eager import bitwise, eager_step, snapshot
+from eager_steps import bitwise, eager_step, snapshot
 from simulated import random_order, random_placements
 from torch import Tensor, nn
 

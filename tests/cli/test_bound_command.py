@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from bless import GOLDEN
-from builders import refused, tiny_data
+from builders import tiny_data
+from command_line import refused
 
 from placewise.bounds.check.certificates import check
 from placewise.cli import main

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import refused, tiny_cluster, tiny_data, tiny_graph
+from builders import tiny_cluster, tiny_data, tiny_graph
+from command_line import refused
 
 from placewise import __version__
 from placewise.cli import main

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import refused
+from command_line import refused
 from executed import cpu_cluster
 
 from placewise.cli import main

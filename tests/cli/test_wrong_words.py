@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import refused, tiny_cluster, tiny_data
+from builders import tiny_cluster, tiny_data
+from command_line import refused
 
 from placewise.cli import main
 from placewise.formats.cluster_file import write_cluster

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import heed_ctrl_c
+from command_line import heed_ctrl_c
 from evaluators import Dying, Failing, Leaving, Sums, assert_same, ints, kill, killer, simulators
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import graph_rows, graphs, refused, tiny_data, tiny_graph
+from builders import graph_rows, graphs, tiny_data, tiny_graph
+from command_line import refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

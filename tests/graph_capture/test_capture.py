@@ -531,9 +531,9 @@ def test_refused_batches_and_losses() -> None:
     refuses("batch has 5 rows, which 2 micro-batches do not divide", model, torch.ones(5, 3), micro_batches=2)
     refuses(r"batch\[1\] has 3 rows", model, (torch.ones(4, 3), torch.ones(3, 2)), nn.MSELoss(), micro_batches=4)
     refuses("at least 1, got 0", model, torch.ones(5, 3), micro_batches=0)
-    refuses(r"it is a tensor of shape \[5, 2\]", model, torch.ones(5, 3), lambda out: out)
-    refuses("it is a float", model, torch.ones(5, 3), lambda out: 1.0)  # type: ignore[return-value, arg-type]
-    refuses(r"it is a tensor of shape \[\]", model, torch.ones(5, 3), lambda out: out.detach().sum())
+    refuses(r"got a tensor of shape \[5, 2\]", model, torch.ones(5, 3), lambda out: out)
+    refuses("got a float", model, torch.ones(5, 3), lambda out: 1.0)  # type: ignore[return-value, arg-type]
+    refuses(r"got a tensor of shape \[\]", model, torch.ones(5, 3), lambda out: out.detach().sum())
     refuses("batch is a object: a batch is made of", model, object())
     refuses("positional argument", model, (torch.ones(5, 3), torch.ones(5, 3), torch.ones(5, 3)))
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import refused, wired
+from builders import wired
+from command_line import refused
 from torch import nn
 
 import placewise as pw

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import graph_of, tiny_data
-from core.test_plan import CLUSTER
+from command_line import TINY_CLUSTER_TOML
 
 from placewise.core.plan import digest_of_graph
 from placewise.core.problem import Problem
@@ -24,7 +24,7 @@ def schedule() -> Schedule:
     """The tiny graph with its middle group on the other device."""
     import tomllib
 
-    problem = Problem.of(parse_graph(tiny_data()), parse_cluster(tomllib.loads(CLUSTER)))
+    problem = Problem.of(parse_graph(tiny_data()), parse_cluster(tomllib.loads(TINY_CLUSTER_TOML)))
     return Simulator(problem, "program", 1).schedule(np.array([0, 1, 0]))
 
 
@@ -70,7 +70,7 @@ def test_the_arrow_of_a_resident_tensor_starts_with_its_copy() -> None:
     import tomllib
 
     graph = graph_of(data["tensors"], data["ops"], data["outputs"])
-    problem = Problem.of(graph, parse_cluster(tomllib.loads(CLUSTER)))
+    problem = Problem.of(graph, parse_cluster(tomllib.loads(TINY_CLUSTER_TOML)))
     schedule = Simulator(problem, "program", 1).schedule(np.array([0, 1, 0]))
     number = schedule.copy_tensors.tolist().index(1)
     arrow = [e["ph"] for phase in "stf" for e in events(schedule, phase) if e["id"] == number]

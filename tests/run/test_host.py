@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from eager_steps import bitwise, eager_step, snapshot
 from executed import RandomNet, cpu_cluster, placed_at_random, stand_ins
-from graph_capture.test_capture_equals_eager import bitwise, eager_step, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import random_placements

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from eager_steps import OPTIMIZERS, Mixture, token_batches
 from executed import RandomNet, assert_runs_like_eager
-from graph_capture.test_capture_equals_eager import OPTIMIZERS, ZOO, Mixture, randomized, token_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_zoo import TINY_ZOO, randomized
 from torch import nn
 
 from placewise import zoo
@@ -31,10 +32,10 @@ def test_every_optimizer(name: str, micro_batches: int) -> None:
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_the_zoo(name: str) -> None:
     """Random placements on two devices, in a random order: the models of the zoo draw no random numbers at these sizes."""
-    step = zoo.build_step(ZOO[name], device="cpu")
+    step = zoo.build_step(TINY_ZOO[name], device="cpu")
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        built = zoo.build_step(ZOO[name], device="cpu")
+        built = zoo.build_step(TINY_ZOO[name], device="cpu")
         assert built.optimizer is not None
         return built.model, built.optimizer
 

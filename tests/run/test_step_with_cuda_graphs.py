@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from eager_steps import OPTIMIZERS, bitwise, eager_step, snapshot
 from executed import Optimizer, RandomNet, placed_at_random
-from graph_capture.test_capture_equals_eager import OPTIMIZERS, bitwise, eager_step, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run.test_host import InstantStreams

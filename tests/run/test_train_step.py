@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import refused
+from command_line import refused
+from eager_steps import Mixture, bitwise, eager_step, snapshot, token_batches
 from executed import assert_runs_like_eager, compiled, cpu_cluster
-from graph_capture.test_capture_equals_eager import Mixture, bitwise, eager_step, snapshot, token_batches
 from torch import Tensor, nn
 
 import placewise as pw

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import heed_ctrl_c, refused, tiny_cluster, tiny_graph
-from core.test_plan import CLUSTER
+from builders import tiny_cluster, tiny_graph
+from command_line import TINY_CLUSTER_TOML, heed_ctrl_c, refused
 
 import placewise as pw
 from placewise.bounds.best_bound import Bound
@@ -145,7 +145,7 @@ def test_strategies_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = tmp_path / "small.toml"
-    cluster.write_text(CLUSTER.replace('memory = "1MiB"', "memory = 1000"))
+    cluster.write_text(TINY_CLUSTER_TOML.replace('memory = "1MiB"', "memory = 1000"))
     plan = tmp_path / "plan.json"
     command = ["place", str(graph), "--cluster", str(cluster), "--strategy", "random", "--budget", "5", "-o", str(plan)]
     assert main(command) == 3
@@ -366,7 +366,7 @@ def test_nothing_fits_from_python(graph: Path) -> None:
     from placewise.formats.cluster_file import parse_cluster
     from placewise.models import load_graph
 
-    cluster = parse_cluster(tomllib.loads(CLUSTER.replace('memory = "1MiB"', "memory = 1000")))
+    cluster = parse_cluster(tomllib.loads(TINY_CLUSTER_TOML.replace('memory = "1MiB"', "memory = 1000")))
     with pytest.raises(NothingFits, match="nothing fits"):
         pw.place(load_graph(str(graph)), cluster, evaluations=3, strategy="random")
 

@@ -7,22 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_zoo import TINY_ZOO, randomized
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from placewise import zoo
 from placewise.core.errors import ModelError
 from placewise.graph_capture.training_step import TrainingStep
-
-TINY = {
-    "inception-v3": "inception-v3:image=75,batch=2,classes=4,aux=false",
-    "resnet": "resnet:depth=50,image=32,batch=2,classes=4",
-    "cifar-cnn": "cifar-cnn:batch=4",
-    "rnnlm": "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11",
-    "nmt": "nmt:layers=2,hidden=8,length=3,batch=4,vocab=11",
-    "gpt": "gpt:layers=2,hidden=16,heads=2,length=8,batch=4,vocab=13",
-    "bert": "bert:layers=2,hidden=16,heads=2,length=8,batch=4,vocab=13",
-}
 
 
 def loss_of(step: TrainingStep) -> torch.Tensor:
@@ -33,19 +24,6 @@ def loss_of(step: TrainingStep) -> torch.Tensor:
 
 def num_parameters(step: TrainingStep) -> int:
     return sum(p.numel() for p in step.model.parameters())
-
-
-def randomized(batch: Any, generator: torch.Generator) -> Any:
-    """The batch with random images, and tokens and labels of 0 or 1, which every model has; masks stay as they are."""
-
-    def draw(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            return torch.randn(tensor.shape, generator=generator)
-        if tensor.dtype == torch.bool:
-            return tensor
-        return torch.where(tensor < 0, tensor, torch.randint(0, 2, tensor.shape, generator=generator))
-
-    return tree_map(draw, batch)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +64,7 @@ def test_nmt_layers_are_told_apart_by_path() -> None:
 
 
 def test_every_model_has_a_tiny_size() -> None:
-    assert TINY.keys() == zoo.MODELS.keys()
+    assert TINY_ZOO.keys() == zoo.MODELS.keys()
 
 
 @pytest.mark.parametrize("name", zoo.MODELS)
@@ -101,7 +79,7 @@ def test_builds_on_meta(name: str) -> None:
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_trains_on_meta(name: str) -> None:
     """Forward, backward and update need no values: no .item(), no control flow that depends on data."""
-    step = zoo.build_step(TINY[name])
+    step = zoo.build_step(TINY_ZOO[name])
     loss = loss_of(step)
     torch.autograd.backward(loss)
     assert step.optimizer is not None
@@ -140,7 +118,7 @@ def test_meta_build_allocates_nothing(name: str) -> None:
 def test_trains_for_real(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build_step(TINY[name], device="cpu")
+        step = zoo.build_step(TINY_ZOO[name], device="cpu")
         inputs, target = randomized(step.batch, torch.Generator().manual_seed(1))
         step = TrainingStep(step.model, step.loss_fn, step.optimizer, (inputs, target))
         before = {key: p.detach().clone() for key, p in step.model.named_parameters()}
@@ -193,7 +171,7 @@ def test_smallest_image_is_the_smallest_that_runs(text: str, smallest: int) -> N
 def test_gpt_does_not_look_ahead() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build_step(TINY["gpt"] + ",dropout=0", device="cpu")
+        step = zoo.build_step(TINY_ZOO["gpt"] + ",dropout=0", device="cpu")
     tokens = torch.zeros(1, 8, dtype=torch.long)
     changed = tokens.clone()
     changed[0, 5] = 1
@@ -205,7 +183,7 @@ def test_gpt_does_not_look_ahead() -> None:
 def test_bert_does_not_see_padding() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        step = zoo.build_step(TINY["bert"] + ",dropout=0", device="cpu")
+        step = zoo.build_step(TINY_ZOO["bert"] + ",dropout=0", device="cpu")
     tokens = torch.zeros(1, 8, dtype=torch.long)
     changed = tokens.clone()
     changed[0, 6:] = 1

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from bless import GOLDEN
-from builders import graph_data, op, refused, tensor
+from builders import graph_data, op, tensor
+from command_line import refused
 from simulated import Step, gpus
 
 from placewise import zoo

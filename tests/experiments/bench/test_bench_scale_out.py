@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bless import GOLDEN
-from builders import refused
+from command_line import refused
 
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem

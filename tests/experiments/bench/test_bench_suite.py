@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from bless import GOLDEN
-from builders import refused
+from command_line import refused
 
 from placewise.cli import main
 from placewise.experiments.bench.bench_suite import CLUSTERS, MODELS

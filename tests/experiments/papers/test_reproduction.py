@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bless import GOLDEN
-from builders import refused
+from command_line import refused
 
 from placewise import zoo
 from placewise.cli import main

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import graph_data, op, refused, tensor
+from builders import graph_data, op, tensor
+from command_line import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, steps

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bless import GOLDEN, captured_problem
-from builders import refused
+from command_line import refused
 from simulated import random_step
 from strategies.test_sampling import chain, mixed
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,7 +19,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
-from placewise.experiments.bench import learning as bench_learning
+from placewise.experiments.bench import bench_learning
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
@@ -245,7 +245,7 @@ def test_curves_that_cannot_be_written_are_refused(
 def test_the_benchmark_counts_the_last_samples_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_learning, "BUDGET", 120)
     monkeypatch.setattr(bench_learning, "SEEDS", 2)
-    rows = bench_learning.bench_learning((str(GOLDEN / "captured.json.gz"),))
+    rows = bench_learning.Learning((str(GOLDEN / "captured.json.gz"),)).run().data["learning"]
     assert [(row["strategy"], row["variant"]) for row in rows] == [c[:2] for c in bench_learning.CONTESTANTS]
     for row in rows:
         assert 0 < row["best"] <= row["last samples"] * (1 + 1e-9)
