@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from placewise.cli import _parser
+from placewise.cli import make_parser
 
 HERE = "<!-- the help of every command -->"
 LIST_BEHIND_TEXT = re.compile(r"^((?![-|#>\s]|\d+\. ).+\n)(?=- |1\. )", re.MULTILINE)
@@ -23,7 +23,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _commands() -> str:
-    return "\n\n".join(_section(name, parser) for name, parser in _parsers(_parser(), ""))
+    return "\n\n".join(_section(name, parser) for name, parser in _parsers(make_parser(), ""))
 
 
 def _parsers(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:

@@ -87,16 +87,16 @@ def tiny_graph() -> Graph:
     return parse_graph(tiny_data())
 
 
-def tiny_cluster_data() -> dict[str, Any]:
+def tiny_cluster_data(memory: str | int = "1MiB") -> dict[str, Any]:
     """Returns two equal GPUs, 1 ms and 1 MB/s apart."""
-    gpu = {"kind": "gpu", "memory": "1MiB", "flops": 1e12, "bytes_per_second": 1e11}
+    gpu = {"kind": "gpu", "memory": memory, "flops": 1e12, "bytes_per_second": 1e11}
     link = {"latency_seconds": 0.001, "bytes_per_second": 1e6}
     return {"name": "tiny", "devices": [{"name": "gpu:0", **gpu}, {"name": "gpu:1", **gpu}], "default_link": link}
 
 
-def tiny_cluster() -> Cluster:
+def tiny_cluster(memory: str | int = "1MiB") -> Cluster:
     """Returns the cluster of `tiny_cluster_data`."""
-    return parse_cluster(tiny_cluster_data())
+    return parse_cluster(tiny_cluster_data(memory))
 
 
 def mixed_cluster() -> Cluster:

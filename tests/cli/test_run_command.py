@@ -104,6 +104,6 @@ def test_its_trace_stands_beside_its_plan_alone(capsys: pytest.CaptureFixture[st
     assert main([*report, MODEL, "plan.json"]) == 0
     assert capsys.readouterr().err == ""
     assert main([*report, MODEL, "other.json"]) == 0
-    assert "trace.json: is of another placement than the plan" in capsys.readouterr().err
+    assert "trace.json: was measured with another placement than the plan" in capsys.readouterr().err
     wider = MODEL.replace("hidden=8", "hidden=9")
     assert "trace.json: is a trace of another graph" in refused([*report, wider, "plan.json"], capsys)

@@ -13,6 +13,7 @@ from placewise.formats.cluster_file import write_cluster
 PLACE = ["place", "graph.json", "--cluster", "tiny.toml", "--budget", "1"]
 PROFILE = ["profile", "cifar-cnn:batch=2", "--cluster", "tiny.toml"]
 SUITE = ["bench", "suite", "graph.json", "--clusters", "tiny.toml", "--strategies", "random", "--budget", "1"]
+OVERWRITES = "refusing to overwrite an input file"
 WRONG: list[tuple[list[str], str]] = [
     ([*PLACE, "-o", ""], "output: must not be empty"),
     ([*PLACE, "--strategy", ""], "strategy: must not be empty"),
@@ -23,24 +24,30 @@ WRONG: list[tuple[list[str], str]] = [
     ([*PROFILE, "-o", "same", "--graph", "same"], "same: can't be written: two outputs have this name"),
     ([*PLACE, "--run-file", "none/runs.db"], "none/runs.db: can't be written: there is no folder"),
     ([*PLACE, "--run-file", "."], ".: can't be written: it is a folder"),
-    ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is no folder"),
-    ([*PLACE, "--busy", "0.5"], "--busy: needs a --profile"),
-    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy: needs a --profile"),
-    (["report", "plan.json", "--graph", "graph.json", "--cluster", "tiny.toml", "-o", "./plan.json"], "it is what is read"),
+    ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is not a folder"),
+    ([*PLACE, "--busy", "0.5"], "--busy needs a --profile"),
+    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy needs a --profile"),
+    (
+        ["report", "plan.json", "--graph", "graph.json", "--cluster", "tiny.toml", "-o", "./plan.json"],
+        OVERWRITES,
+    ),
     (
         ["simulate", "graph.json", "--cluster", "tiny.toml", "--plan", "plan.json", "--trace", "plan.json"],
-        "it is what is read",
+        OVERWRITES,
     ),
-    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--trace", "plan.json"], "it is what is read"),
-    ([*PLACE, "-o", "tiny.toml"], "tiny.toml: can't be written: it is what is read"),
-    ([*PROFILE, "-o", "tiny.toml"], "tiny.toml: can't be written: it is what is read"),
-    (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: can't be written: it is what is read"),
-    (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is no folder"),
-    (["report", "runs.db", "9" * 30, "-o", "page.html"], "behind it stand numbers of runs"),
+    (
+        ["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--trace", "plan.json"],
+        OVERWRITES,
+    ),
+    ([*PLACE, "-o", "tiny.toml"], "tiny.toml: refusing to overwrite an input file"),
+    ([*PROFILE, "-o", "tiny.toml"], "tiny.toml: refusing to overwrite an input file"),
+    (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: refusing to overwrite an input file"),
+    (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is not a folder"),
+    (["report", "runs.db", "9" * 30, "-o", "page.html"], "expected run numbers after the run file, got"),
     (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, got 99999"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--plan", "none.json"], "none.json: there is no such file"),
-    ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is no folder"),
-    (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is no folder"),
+    ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is not a folder"),
+    (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is not a folder"),
     (["reproduce", "post", "--quick", "--run-file", "none/runs.db"], "there is no folder"),
 ]
 

@@ -1,38 +1,21 @@
-"""`placewise place`, `compare`, `runs`, `resume`, `strategies`, and pw.place."""
+"""The planner: pw.place, budgets and gaps."""
 
-import json
-import os
 import re
-import signal
-import sqlite3
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import tiny_cluster, tiny_graph
-from command_line import TINY_CLUSTER_TOML, heed_ctrl_c, refused
 
 import placewise as pw
-from placewise.bounds.best_bound import Bound
-from placewise.cli import main, searching
-from placewise.cli.progress import Ticker
 from placewise.core.errors import InputError, NothingFits
-from placewise.core.plan import Plan
-from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
 from placewise.formats.cluster_file import write_cluster
-from placewise.formats.graph_file import read_graph, write_graph
+from placewise.formats.graph_file import write_graph
 from placewise.search.budget import Budget, budget_of
-from placewise.search.driver import Progress
 from placewise.search.planner import Planner, gap_of
-from placewise.search.request import DEFAULT_STRATEGY, Request, specify
-from placewise.search.store import RunFile
-from placewise.strategies import STRATEGIES
+from placewise.search.request import DEFAULT_STRATEGY
 
 MODEL = "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11"
 
@@ -45,184 +28,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "graph.json"
     write_graph(load_graph(MODEL), path)
     return path
-
-
-def place(graph: Path, *others: str, strategy: str = "hill-climb") -> list[str]:
-    return ["place", str(graph), "--cluster", "2xK80", "--strategy", strategy, "--budget", "60", *others]
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out)
-
-
-def test_place_writes_a_plan_that_simulates_to_what_it_says(
-    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "plan.json"
-    assert main(place(graph, "-o", str(output), "--json")) == 0
-    plan = said(capsys)
-    assert Plan.load(output).step_seconds == plan["step_seconds"]
-    assert (plan["strategy"], plan["evaluations"], plan["seed"], plan["fits"]) == ("hill-climb", 60, 0, True)
-    assert plan["history"][-1][1] == plan["step_seconds"]
-    assert main(["simulate", str(graph), "--cluster", "2xK80", "--plan", str(output), "--json"]) == 0
-    simulated = said(capsys)
-    assert simulated["step_seconds"] == plan["step_seconds"]
-    assert simulated["peak_bytes"] == plan["peak_bytes"]
-
-
-def test_place_prints_a_table(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(place(graph)) == 0
-    out = capsys.readouterr()
-    assert re.search(
-        r"a step on 2xK80, at most \d+\.\d% above the best possible \(hill-climb, 60 evaluations, seed 0\)\n", out.out
-    )
-    assert out.err == ""  # no progress where there is no terminal
-
-
-def test_the_same_command_is_answered_from_the_record(
-    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = str(tmp_path / "runs.db")
-    assert main(place(graph, "--run-file", runs, "--json")) == 0
-    once = said(capsys)
-    from placewise.simulate.simulator import Simulator
-
-    monkeypatch.setattr(Simulator, "__call__", None)  # nothing is judged again
-    monkeypatch.setattr("placewise.strategies.sampling.HillClimb.search", None)  # nor searched
-    assert main(place(graph, "--run-file", runs, "--json")) == 0
-    assert said(capsys) == once
-    assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
-    assert said(capsys) == once
-    assert main(["runs", runs, "--json"]) == 0
-    rows = said(capsys)["runs"]
-    assert [(row["run"], row["strategy"], row["status"], row["evaluations"]) for row in rows] == [
-        (1, "hill-climb", "evaluations", 60)
-    ]
-    assert rows[0]["step_seconds"] == once["step_seconds"]
-    assert main(["runs", runs]) == 0
-    assert "hill-climb" in capsys.readouterr().out
-
-
-def test_runs_say_whose_times_were_measured(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = tmp_path / "runs.db"
-    problem = Problem.of(read_graph(graph), pw.Cluster.load("2xK80"))
-    simulated = Request("random", {}, Budget(2), model="m", cluster="c")
-    with RunFile(runs) as file:
-        for request in (simulated, replace(simulated, measure=Measure(steps=7))):
-            file.create(specify(problem, request), problem).close()
-    assert main(["runs", str(runs), "--json"]) == 0
-    assert [row["measured"] and row["measured"]["steps"] for row in said(capsys)["runs"]] == [None, 7]
-    assert main(["runs", str(runs)]) == 0
-    header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert [row[header.index("times")] for row in rows] == ["simulated", "measured"]
-
-
-def test_compare_ranks_strategies(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = "random,gpu-only,hill-climb"
-    command = ["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "40", "--seeds", "2"]
-    assert main([*command, "--json"]) == 0
-    data = said(capsys)
-    rows = data["rows"]
-    assert [row["gap"] for row in rows] == [row["best_seconds"] / data["bound_seconds"] - 1 for row in rows]
-    assert rows[0]["gap"] > 0
-    assert {row["strategy"] for row in rows} == set(names.split(","))
-    assert [row["best_seconds"] for row in rows] == sorted(row["best_seconds"] for row in rows)
-    assert rows[0]["relative"] == 1.0
-    assert all(row["fits"] == "2/2" and row["evaluations"] <= 40 for row in rows)
-    assert main(command) == 0
-    out = capsys.readouterr().out
-    assert "to best" in out
-    assert "\nno placement has a step below" in out
-    assert f"{rows[0]['gap']:.1%}" in out
-
-
-def test_strategies_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["strategies", "--json"]) == 0
-    assert list(said(capsys)) == list(STRATEGIES)
-    assert main(["strategies"]) == 0
-    assert "hill-climb" in capsys.readouterr().out
-
-
-def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = tmp_path / "small.toml"
-    cluster.write_text(TINY_CLUSTER_TOML.replace('memory = "1MiB"', "memory = 1000"))
-    plan = tmp_path / "plan.json"
-    command = ["place", str(graph), "--cluster", str(cluster), "--strategy", "random", "--budget", "5", "-o", str(plan)]
-    assert main(command) == 3
-    error = capsys.readouterr().err
-    assert len(error.splitlines()) == 1
-    assert "nothing fits: of 5 placements tried, the one that overflows least: gpu:" in error
-    assert "more than it has" in error
-    assert not plan.exists()
-
-
-@pytest.mark.parametrize(
-    ("others", "rule"),
-    [
-        (["--strategy", "simulated"], "unknown strategy 'simulated'"),
-        (["--set", "neighbours=many"], "neighbours must be a whole number, it is 'many'"),
-        (["--set", "neighbors=3"], "there is no parameter 'neighbors'"),
-        (["--set", "neighbours"], "--set must be NAME=VALUE"),
-        (["--grouping", "coarse"], "grouping 'coarse'"),
-        (["--cluster", "9xK80"], "9xK80"),
-        (["-o", "/nowhere/plan.json"], "/nowhere"),
-    ],
-)
-def test_wrong_input_is_refused(graph: Path, others: list[str], rule: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rule in refused([*place(graph), *others], capsys)
-
-
-@pytest.mark.parametrize(
-    "others",
-    [["--budget", "0"], ["--budget", "x"], ["--seconds", "-1"], ["--seed", "-1"], ["--order", "x"], ["--target-gap", "-1"]],
-)
-def test_wrong_options_are_refused_in_one_line(graph: Path, others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*place(graph), *others])
-    assert ended.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def num_steps(runs: str) -> int:
-    """Returns how many steps a run file has, 0 while it is being made."""
-    if not os.path.exists(runs):
-        return 0
-    connection = sqlite3.connect(runs)
-    try:
-        return int(connection.execute("select count(*) from steps").fetchone()[0])
-    except sqlite3.OperationalError:
-        return 0
-    finally:
-        connection.close()
-
-
-def test_ctrl_c_keeps_the_best_so_far_and_the_run_goes_on(graph: Path, tmp_path: Path) -> None:
-    runs = str(tmp_path / "runs.db")
-    command = [sys.executable, "-m", "placewise", "place", str(graph), "--cluster", "2xK80", "--strategy", "hill-climb"]
-    command += ["--budget", "30000", "--run-file", runs]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, **pipes, preexec_fn=heed_ctrl_c)
-    while not num_steps(runs):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    assert "stopped after" in out
-    assert "the same command goes on" in out
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "30,000 evaluations" in done.stdout
-
-
-@pytest.mark.parametrize(("batch", "spent"), [(1, "1 evaluation"), (2, "2 evaluations")])
-def test_one_evaluation_is_no_evaluations(
-    graph: Path, batch: int, spent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(self: Ticker, progress: Progress) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Ticker, "__call__", stop)
-    assert main(place(graph, "--set", f"batch={batch}", strategy="random")) == 0
-    assert f"stopped after {spent}: this is the best so far" in capsys.readouterr().out
 
 
 def test_place_from_python(graph: Path) -> None:
@@ -277,29 +82,6 @@ def test_measured_times_have_no_gap() -> None:
         budget_of("auto", None, None, 0.1, is_measured=True)
 
 
-# --- the bound ---
-
-
-def test_a_plan_has_the_bound_and_its_gap(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(place(graph, "--json")) == 0
-    plan = said(capsys)
-    assert main(["bound", str(graph), "--cluster", "2xK80", "--json"]) == 0
-    assert plan["bound_seconds"] == said(capsys)["bound_seconds"]
-    assert plan["gap"] == plan["step_seconds"] / plan["bound_seconds"] - 1 > 0
-
-
-def test_the_bound_holds_for_the_graphs_own_groups_whatever_is_kept_together(
-    graph: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A plan does not say what its search kept together, so its gap is to the best of all placements."""
-    assert main(place(graph, "--json")) == 0
-    fine = said(capsys)
-    assert main(place(graph, "--json", "--grouping", "coarse:2")) == 0
-    assert said(capsys)["bound_seconds"] == fine["bound_seconds"]
-    assert main(["bound", str(graph), "--cluster", "2xK80", "--grouping", "coarse:2", "--json"]) == 0
-    assert said(capsys)["bound_seconds"] > fine["bound_seconds"]
-
-
 def test_a_search_does_without_a_bound_that_fails(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from placewise.models import load_graph
 
@@ -315,32 +97,6 @@ def test_gap(step: float, bound: float, gap: float | None) -> None:
     assert gap_of(step, bound) == gap
 
 
-def test_a_search_ends_at_its_target_gap_and_so_does_one_that_goes_on(
-    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The gap of a whole search is reached with its last improvement; a run that was cut back to one step ends there too."""
-    one_by_one = place(graph, "--json", "--set", "batch=1", strategy="random")
-    assert main(one_by_one) == 0
-    whole = said(capsys)
-    runs = str(tmp_path / "runs.db")
-    command = [*one_by_one, "--run-file", runs, "--target-gap", f"{whole['gap'] * (1 + 1e-9)!r}"]
-    assert main(command) == 0
-    plan = said(capsys)
-    assert plan["history"] == whole["history"]
-    assert 1 < plan["evaluations"] == whole["history"][-1][0] < 60
-    assert main(command) == 0
-    assert said(capsys) == plan
-    connection = sqlite3.connect(runs)
-    with connection:
-        connection.execute("delete from steps where number > 0")
-        connection.execute("update runs set status = 'running', outcome = null")
-    connection.close()
-    assert main(["resume", "1", "--run-file", runs, "--json"]) == 0
-    assert said(capsys) == plan
-    assert main(["runs", runs, "--json"]) == 0
-    assert [row["status"] for row in said(capsys)["runs"]] == ["gap"]
-
-
 def test_without_a_budget_auto_has_seconds_and_others_have_evaluations() -> None:
     assert DEFAULT_STRATEGY == "auto"
     assert budget_of("auto", None, None) == Budget(seconds=10.0, target_gap=1e-6)  # auto ends when the gap is closed
@@ -349,38 +105,8 @@ def test_without_a_budget_auto_has_seconds_and_others_have_evaluations() -> None
     assert budget_of("genetic", None, 2.0) == Budget(seconds=2.0)
 
 
-def test_progress_says_how_far_from_the_bound_it_is() -> None:
-    """3 s found and a bound of 2 s: 50% above; 100 evaluations in 4 s, 6 of 10 s left."""
-    request = Request("auto", budget=Budget(seconds=10.0))
-    progress = Progress(100, 4.0, 3.0, {})
-    shown = Ticker(request, Bound(2.0, "path", {})).line(progress)
-    assert shown == "auto: best 3 s, at most 50.0% above the best possible; 100 evaluations, 25 a second; 6 s left"
-    assert Ticker(request, None).line(progress) == "auto: best 3 s; 100 evaluations, 25 a second; 6 s left"
-    nothing = Ticker(request, Bound(2.0, "path", {})).line(progress._replace(step_seconds=float("inf")))
-    assert nothing == "auto: best nothing fits yet; 100 evaluations, 25 a second; 6 s left"
-
-
 def test_nothing_fits_from_python(graph: Path) -> None:
-    import tomllib
-
-    from placewise.formats.cluster_file import parse_cluster
     from placewise.models import load_graph
 
-    cluster = parse_cluster(tomllib.loads(TINY_CLUSTER_TOML.replace('memory = "1MiB"', "memory = 1000")))
     with pytest.raises(NothingFits, match="nothing fits"):
-        pw.place(load_graph(str(graph)), cluster, evaluations=3, strategy="random")
-
-
-def test_a_comparison_that_was_stopped_says_who_had_less(
-    graph: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = searching._search
-
-    def stop_genetic(planner: Planner, *others: Any) -> Any:
-        outcome = whole(planner, *others)
-        return replace(outcome, status="stopped") if planner.request.strategy == "genetic" else outcome
-
-    monkeypatch.setattr(searching, "_search", stop_genetic)
-    for names, said_so in (("heft,genetic", "genetic had less"), ("heft,genetic,random", "not begun: random")):
-        assert main(["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "4"]) == 0
-        assert said_so in capsys.readouterr().err
+        pw.place(load_graph(str(graph)), tiny_cluster(memory=1000), evaluations=3, strategy="random")

@@ -1,4 +1,4 @@
-"""The command line: parsing and printing only."""
+"""The command line: parsing and printing only. Each command is one file, named like it: place_command.py."""
 
 import argparse
 import io
@@ -8,37 +8,94 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from placewise import __version__
-from placewise.cli import (
-    benchmarks,
-    bounding,
-    graphs,
-    inventory,
-    profiling,
-    recording,
-    reporting,
-    reproducing,
-    running,
-    searching,
-    simulation,
-)
+from placewise.cli.bench_command import add_bench
+from placewise.cli.bound_command import add_bound
+from placewise.cli.capture_command import add_capture
+from placewise.cli.clusters_command import add_clusters
+from placewise.cli.compare_command import add_compare
+from placewise.cli.completion_command import add_completion
+from placewise.cli.detect_command import add_detect
+from placewise.cli.import_command import add_import
+from placewise.cli.info_command import add_info
+from placewise.cli.models_command import add_models
+from placewise.cli.place_command import add_place
+from placewise.cli.profile_command import add_profile
+from placewise.cli.report_command import add_report
+from placewise.cli.reproduce_command import add_reproduce
+from placewise.cli.resume_command import add_resume
+from placewise.cli.run_command import add_run
+from placewise.cli.runs_command import add_runs
+from placewise.cli.shared_options import warn
+from placewise.cli.simulate_command import add_simulate
+from placewise.cli.strategies_command import add_strategies
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
 from placewise.machines.hardware_queues import want_queues
 
-COMMANDS = (
-    *(inventory.add_models, inventory.add_clusters, inventory.add_detect),
-    *(graphs.add_capture, graphs.add_import, graphs.add_info, simulation.add_simulate),
-    *(bounding.add_bound, profiling.add_profile, running.add_run),
-    *(searching.add_place, searching.add_compare, searching.add_strategies, recording.add_runs, recording.add_resume),
-    *(reporting.add_report, reproducing.add_reproduce, benchmarks.add_bench),
+COMMANDS = (  # in the order in which a newcomer needs them
+    add_place,
+    add_compare,
+    add_simulate,
+    add_bound,
+    add_detect,
+    add_profile,
+    add_run,
+    add_report,
+    add_runs,
+    add_resume,
+    add_models,
+    add_clusters,
+    add_strategies,
+    add_capture,
+    add_info,
+    add_import,
+    add_reproduce,
+    add_bench,
+    add_completion,
 )
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, 3 nothing fits."""
+    options = make_parser().parse_args(arguments)
+    want_queues()  # before a command captures a step, which may start CUDA
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the terminal can't show
+    try:
+        _check_not_empty(options)
+        options.carry_out(options)
+        sys.stdout.flush()
+        return 0
+    except PlacewiseError as problem:
+        warn(_one_line(problem))
+        return 2 if isinstance(problem, InputError) else 3 if isinstance(problem, NothingFits) else 1
+    except KeyboardInterrupt:
+        warn("stopped")
+        return 130
+    except BrokenPipeError:  # `placewise ... | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands."""
+    parser = _Parser(
+        prog="placewise",
+        description="Finds where each operation of a neural network's training step should run.",
+        epilog="`placewise COMMAND --help` lists the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"placewise {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for add in COMMANDS:
+        add(commands)
+    return parser
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, which names the command: it refuses what it does not know itself."""
+    """A parser whose errors are one line and name the command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, others = super().parse_known_args(args, namespace)
-        if others:
+        if others:  # refused here, because the parser above would name `placewise` alone
             self.error(f"unrecognized arguments: {' '.join(others)}")
         return known, others
 
@@ -46,68 +103,13 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, 3 nothing fits."""
-    options = _parser().parse_args(arguments)
-    want_queues()  # here, for capturing a step may start CUDA
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what the terminal can't show
-    try:
-        _check_not_empty(options)
-        options.carry_out(options)
-        sys.stdout.flush()
-        return 0
-    except InputError as problem:
-        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
-        return 2
-    except NothingFits as problem:
-        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
-        return 3
-    except PlacewiseError as problem:  # what we asked for could not be done: a worker that keeps dying
-        print(f"placewise: {_one_line(problem)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("placewise: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-
-
 def _check_not_empty(options: argparse.Namespace) -> None:
-    """Refuses empty words: an unset variable of a script, which would mean the default, or no file at all."""
+    """Refuses empty words, such as an unset variable of a script: they would mean the default, or no file."""
     for name, value in vars(options).items():
         if value == "" or (isinstance(value, list) and "" in value):
             raise InputError(f"{name.replace('_', '-')}: must not be empty")
 
 
 def _one_line(message: object) -> str:
-    """Returns a message that stays one line whatever names it holds."""
+    """Returns a message as one line, whatever characters its names have."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(message))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="placewise",
-        description="Finds where each operation of a neural network's training step should run.",
-        epilog="placewise COMMAND --help says more.",
-    )
-    parser.add_argument("--version", action="version", version=f"placewise {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in COMMANDS:
-        add(commands)
-    _add_completion(commands)
-    return parser
-
-
-def _add_completion(commands: Any) -> None:
-    text = "print a completion script for your shell"
-    parser = commands.add_parser("completion", help=text, description="Print a completion script for your shell.")
-    parser.set_defaults(carry_out=_completion)
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help='e.g. eval "$(placewise completion bash)"')
-
-
-def _completion(options: argparse.Namespace) -> None:
-    import shtab
-
-    print(shtab.complete(_parser(), shell=options.shell))

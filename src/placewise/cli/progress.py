@@ -80,6 +80,10 @@ class Ticker:
         parts += [f"{max(min(left), 0):.0f} s left"] if left else []
         return "; ".join(parts)
 
-    def clear(self) -> None:
+    def __enter__(self) -> "Ticker":
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Takes the line away."""
         self._place.clear()

@@ -14,7 +14,7 @@ from command_line import refused
 
 from placewise import zoo
 from placewise.cli import main
-from placewise.cli.reproducing import WHAT
+from placewise.cli.reproduce_command import WHAT
 from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError
 from placewise.core.problem import Problem

@@ -425,7 +425,7 @@ def test_runs_of_several_problems_stand_together(files: Path, capsys: pytest.Cap
 
 
 def test_of_many_runs_the_fastest_are_shown(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("placewise.cli.reporting.MOST_PLANS", 1)
+    monkeypatch.setattr("placewise.cli.report_command.MOST_PLANS", 1)
     assert main(["report", "runs.db", "-o", "page.html"]) == 0
     assert [plan["strategy"] for plan in data_of("page.html")["plans"]] == ["gpu-only"]
 
@@ -480,8 +480,8 @@ def test_a_trace_of_another_placement_is_shown_and_said(files: Path, capsys: pyt
     assert main(["report", PLANS[0], *PROBLEM, *measured]) == 0
     assert capsys.readouterr().err == ""
     assert main(["report", PLANS[1], *PROBLEM, *measured]) == 0
-    rule = "1 of 3 ops ran on other devices, 'b.mm' ran on gpu:1, the plan has it on gpu:0"
-    assert capsys.readouterr().err == f"placewise: trace.json: is of another placement than the plan: {rule}\n"
+    rule = "1 of 3 ops ran on other devices; 'b.mm' ran on gpu:1, the plan has it on gpu:0"
+    assert capsys.readouterr().err == f"placewise: trace.json: was measured with another placement than the plan: {rule}\n"
     assert column(data_of("page.html")["plans"][0]["measured"]["device"]) == [0, 1, 0]
 
 
@@ -496,17 +496,17 @@ def test_a_plan_whose_step_was_measured_says_so(files: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        ([PLANS[0]], "round-robin.json: is a plan: its page needs --graph"),
-        ([PLANS[0], "--graph", "graph.json"], "round-robin.json: is a plan: its page needs --cluster"),
+        ([PLANS[0]], "round-robin.json: is a plan, so --graph is needed"),
+        ([PLANS[0], "--graph", "graph.json"], "round-robin.json: is a plan, so --cluster is needed"),
         (["nothing.json", *PROBLEM], "nothing.json: there is no such file"),
         (["graph.json", *PROBLEM], "graph.json: format must be 'placewise-plan'"),
-        (["runs.db", "x"], "runs.db: is a run file: behind it stand numbers of runs, not 'x'"),
+        (["runs.db", "x"], "runs.db: expected run numbers after the run file, got 'x'"),
         (["runs.db", "7"], "runs.db: there is no run 7; the runs are: 1, 2"),
-        (["runs.db", "--graph", "graph.json"], "--graph: is for plans, runs.db is a run file"),
-        (["runs.db", "--profile", "p.json"], "--profile: is for plans, runs.db is a run file"),
+        (["runs.db", "--graph", "graph.json"], "--graph is for plans, runs.db is a run file"),
+        (["runs.db", "--profile", "p.json"], "--profile is for plans, runs.db is a run file"),
         ([PLANS[0], *PROBLEM, "--profile", "p.json"], "p.json: there is no such file"),
-        ([PLANS[0], *PROBLEM, "--busy", "0.5"], "--busy: needs a --profile"),
-        ([*PLANS, *PROBLEM, "--measured", "t.json"], "--measured: is the trace of one plan, there are 2"),
+        ([PLANS[0], *PROBLEM, "--busy", "0.5"], "--busy needs a --profile"),
+        ([*PLANS, *PROBLEM, "--measured", "t.json"], "--measured is the trace of one plan, got 2 plans"),
         ([PLANS[0], *PROBLEM, "--measured", "t.json"], "t.json: there is no such file"),
     ],
 )

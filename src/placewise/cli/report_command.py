@@ -1,23 +1,29 @@
-"""The page of plans or of recorded runs."""
+"""placewise report: a page that shows plans or recorded runs."""
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
-from placewise.cli.profiling import add_profile_options, check_busy, load_timed
+from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.searches import measured_seconds
+from placewise.cli.shared_options import (
+    CLUSTER_HELP,
+    MODEL_HELP,
+    add_command,
+    add_profile_options,
+    check_busy,
+    load_timed,
+    warn,
+)
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
-    from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.measured_trace import MeasuredTrace
     from placewise.report.page.comparisons import Comparisons
     from placewise.report.page.page_data import Shown
-    from placewise.report.search_curves import Curve
     from placewise.search.store import RunFile
     from placewise.simulate.schedule import Schedule
 
@@ -28,14 +34,16 @@ MOST_PLANS = 24  # on a page of a run file
 
 def add_report(commands: Any) -> None:
     """Adds the command."""
-    parser = command(commands, "report", _report, "make a page that shows plans, or the runs of a run file")
+    parser = add_command(commands, "report", _report, "write a page that shows plans, or the runs of a run file")
     parser.add_argument(
-        "sources", metavar="SOURCE", nargs="+", help="plan.json files; or a run file, and numbers of its runs"
+        "sources", metavar="SOURCE", nargs="+", help="plan.json files; or a run file and numbers of its runs"
     )
-    parser.add_argument("-o", "--output", metavar="PAGE", required=True, help="write the page.html")
+    parser.add_argument("-o", "--output", metavar="PAGE", required=True, help="the page.html to write")
     parser.add_argument("--graph", metavar="MODEL", help=f"for plans: {MODEL_HELP}")
     parser.add_argument("--cluster", metavar="C", help=f"for plans: {CLUSTER_HELP}")
-    parser.add_argument("--measured", metavar="TRACE", help="for one plan: a measured trace.json to show beside it")
+    parser.add_argument(
+        "--measured", metavar="TRACE", help="for one plan: also show this trace.json that `placewise run` measured"
+    )
     add_profile_options(parser)
 
 
@@ -57,31 +65,16 @@ def _report(options: argparse.Namespace) -> None:
         )
 
 
-def write_report(plan: "Plan", schedule: "Schedule", limit: "Bound | None", curve: "Curve", path: str) -> None:
-    """Writes the page of one plan."""
-    from placewise.report.page.comparisons import comparisons_of
-    from placewise.report.page.html import write_page
-    from placewise.report.page.page_data import Shown
-
-    found, real = (plan.strategy, plan.seed, plan.evaluations), _measured_seconds(plan)
-    shown = Shown("plan", schedule, limit, comparisons_of(schedule.problem), curve, *found, measured_seconds=real)
-    write_page([shown], path)
-
-
-def _measured_seconds(plan: "Plan") -> float | None:
-    return None if plan.predicted_seconds is None else plan.step_seconds
-
-
 def _is_run_file(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             return file.read(len(SQLITE)) == SQLITE
     except OSError:
-        return False  # Plan.load says what is wrong with it
+        return False  # Plan.load refuses it
 
 
 class _Context:
-    """Bounds and rivals, found once for each problem."""
+    """Bounds and comparisons, found once for each problem."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Bound | None, Comparisons]] = {}
@@ -109,9 +102,9 @@ def _of_plans(options: argparse.Namespace) -> "list[Shown]":
     plans = [Plan.load(path) for path in options.sources]
     for name in ("graph", "cluster"):
         if getattr(options, name) is None:
-            raise InputError(f"{options.sources[0]}: is a plan: its page needs --{name}")
+            raise InputError(f"{options.sources[0]}: is a plan, so --{name} is needed")
     if options.measured and len(plans) > 1:
-        raise InputError(f"--measured: is the trace of one plan, there are {len(plans)}")
+        raise InputError(f"--measured is the trace of one plan, got {len(plans)} plans")
     graph, cluster, _ = load_timed(options, options.graph)
     problem = Problem.of(graph, cluster)
     resolved = [plan.resolve(problem, path) for plan, path in zip(plans, options.sources, strict=True)]
@@ -120,33 +113,40 @@ def _of_plans(options: argparse.Namespace) -> "list[Shown]":
     schedules = [simulator.schedule(*found) for found in resolved]
     if measured is not None:
         _compare_placements(measured, schedules[0])
-    limit, rivals = _Context()(problem)
+    bound, comparisons = _Context()(problem)
     return [
         Shown(
-            *(label, schedule, limit, rivals, curve_of(plan.history)),
-            *(plan.strategy, plan.seed, plan.evaluations, measured, _measured_seconds(plan)),
+            label,
+            schedule,
+            bound,
+            comparisons,
+            curve_of(plan.history),
+            plan.strategy,
+            plan.seed,
+            plan.evaluations,
+            measured,
+            measured_seconds(plan),
         )
         for label, plan, schedule in zip(_labels(options.sources), plans, schedules, strict=True)
     ]
 
 
 def _compare_placements(measured: "MeasuredTrace", schedule: "Schedule") -> None:
-    """Says on standard error that a trace is of another placement than the plan's."""
+    """Warns if a trace was measured with another placement than the plan's."""
     elsewhere = measured.elsewhere(schedule.devices)
     if not len(elsewhere):
         return
     first, names = int(elsewhere[0]), schedule.problem.cluster.device_names
     op = int(measured.ops[first])
-    there = f"{schedule.problem.graph.ops.names[op]!r} ran on {names[measured.devices[first]]}"
-    print(
-        f"placewise: {measured.source}: is of another placement than the plan: {len(elsewhere):,} of "
-        f"{len(measured.ops):,} ops ran on other devices, {there}, the plan has it on {names[schedule.devices[op]]}",
-        file=sys.stderr,
+    warn(
+        f"{measured.source}: was measured with another placement than the plan: {len(elsewhere):,} of "
+        f"{len(measured.ops):,} ops ran on other devices; {schedule.problem.graph.ops.names[op]!r} ran on "
+        f"{names[measured.devices[first]]}, the plan has it on {names[schedule.devices[op]]}"
     )
 
 
 def _labels(paths: Sequence[str]) -> list[str]:
-    """Returns short names of files: without their folders where that tells them apart."""
+    """Returns short names of files: without their folders, unless two would be the same."""
     stems = [os.path.basename(path).removesuffix(".json") for path in paths]
     return stems if len({*stems}) == len(stems) else list(paths)
 
@@ -160,19 +160,19 @@ def _of_runs(options: argparse.Namespace) -> "list[Shown]":
     path, *numbers = options.sources
     for name in ("graph", "cluster", "measured", "profile"):
         if getattr(options, name) is not None:
-            raise InputError(f"--{name}: is for plans, {path} is a run file")
+            raise InputError(f"--{name} is for plans, {path} is a run file")
     for number in numbers:
         if not number.isdecimal() or len(number) > 18:
-            raise InputError(f"{path}: is a run file: behind it stand numbers of runs, not {number!r}")
+            raise InputError(f"{path}: expected run numbers after the run file, got {number!r}")
     with RunFile(path, create=False) as file:
         chosen = [int(number) for number in numbers] or [run.number for run in file.runs() if run.step_seconds is not None]
         if not chosen:
-            raise InputError(f"{path}: has no run that found a placement")
+            raise InputError(f"{path}: no run has found a placement that fits")
         return list(_shown_runs(file, chosen))
 
 
 def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
-    """Gives the runs, those of one problem together, the fastest first; the fastest of very many."""
+    """Gives the fastest runs: those of one problem together, the fastest first."""
     from placewise.report.page.page_data import Shown
     from placewise.report.search_curves import curve_of_batches
     from placewise.simulate.simulator import Simulator
@@ -186,14 +186,19 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
     problems: dict[str, Problem] = {}
     context = _Context()
     for run in sorted(runs, key=lambda run: first[run.specification.problem_digest]):
-        said = run.specification
-        if said.problem_digest not in problems:
-            problems[said.problem_digest] = file.problem(run.number)
-        problem = problems[said.problem_digest]
+        specification = run.specification
+        if specification.problem_digest not in problems:
+            problems[specification.problem_digest] = file.problem(run.number)
+        problem = problems[specification.problem_digest]
         batches = list(file.batches(run.number))
         best = next(batch.best for batch in reversed(batches) if batch.best is not None)
         yield Shown(
-            *(f"run {run.number}", Simulator(problem, said.order).schedule(*best), *context(problem)),
-            *(curve_of_batches(batches), said.strategy, said.seed, run.evaluations),
-            measured_seconds=run.step_seconds if said.measured else None,
+            f"run {run.number}",
+            Simulator(problem, specification.order).schedule(*best),
+            *context(problem),
+            curve_of_batches(batches),
+            specification.strategy,
+            specification.seed,
+            run.evaluations,
+            measured_seconds=run.step_seconds if specification.measured else None,
         )

@@ -1,24 +1,30 @@
-"""Simulating a plan."""
+"""placewise simulate: what a plan takes, predicted."""
 
 import argparse
 from typing import Any
 
-from placewise.cli.common import CLUSTER_HELP, MODEL_HELP, check_writable, command, print_json
-from placewise.cli.profiling import add_profile_options, check_together, load_timed
+from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.shared_options import (
+    add_command,
+    add_problem_options,
+    add_profile_options,
+    add_together_option,
+    check_together,
+    load_timed,
+)
 
 
 def add_simulate(commands: Any) -> None:
     """Adds the command."""
-    parser = command(commands, "simulate", _simulate, "say how long a step takes with a plan, and what memory it needs")
-    parser.add_argument("model", metavar="GRAPH", help=MODEL_HELP)
-    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    parser = add_command(commands, "simulate", _simulate, "predict a plan's step time and memory")
+    add_problem_options(parser)
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to simulate")
-    parser.add_argument("--order", choices=("program", "priority"), help="instead of the order that the plan says")
-    parser.add_argument("--trace", metavar="FILE", help="write the timeline as a Chrome trace, for ui.perfetto.dev")
-    add_profile_options(parser)
+    parser.add_argument("--order", choices=("program", "priority"), help="launch order (default: the plan's)")
     parser.add_argument(
-        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+        "--trace", metavar="FILE", help="write the predicted timeline as a Chrome trace, for ui.perfetto.dev"
     )
+    add_profile_options(parser)
+    add_together_option(parser)
 
 
 def _simulate(options: argparse.Namespace) -> None:
@@ -65,7 +71,7 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
 
 
 def _print_schedule(schedule: Any, problem: Any) -> None:
-    """Prints a schedule; the bound is of `problem`, whose devices are alone: it holds for every placement."""
+    """Prints a schedule, and the bound of `problem`: its devices don't slow each other down, so it always holds."""
     from placewise.core.quantities import seconds
     from placewise.report.terminal_picture import device_table
     from placewise.report.text_tables import bold

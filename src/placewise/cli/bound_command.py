@@ -1,10 +1,17 @@
-"""What no placement can beat: bound."""
+"""placewise bound: a step time that no placement can beat."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.common import CLUSTER_HELP, MODEL_HELP, command, print_json, seconds_argument
-from placewise.cli.profiling import add_profile_options, load_timed
+from placewise.cli.outputs import print_json
+from placewise.cli.searches import load_problem
+from placewise.cli.shared_options import (
+    add_command,
+    add_grouping_option,
+    add_problem_options,
+    add_profile_options,
+    seconds_argument,
+)
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -13,25 +20,25 @@ if TYPE_CHECKING:
 
 def add_bound(commands: Any) -> None:
     """Adds the command."""
-    parser = command(commands, "bound", _bound, "say what step time no placement can beat, and why")
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
-    parser.add_argument("--grouping", default="colocated", help="what is placed together (colocated); see docs/concepts.md")
+    parser = add_command(commands, "bound", _bound, "compute a step time that no placement can beat, and what limits it")
+    add_problem_options(parser)
+    add_grouping_option(parser)
     parser.add_argument(
-        "--seconds", metavar="S", type=seconds_argument, help="effort: about this time, the same result always"
+        "--seconds",
+        metavar="S",
+        type=seconds_argument,
+        help="about how long to try (default: only the quick bounds); the result does not depend on the machine's speed",
     )
-    parser.add_argument("--check", action="store_true", help="check the certificates too")
+    parser.add_argument("--check", action="store_true", help="also check the certificates")
     add_profile_options(parser)
 
 
 def _bound(options: argparse.Namespace) -> None:
     from placewise.bounds.best_bound import bound
     from placewise.bounds.check.certificates import check
-    from placewise.core.problem import Problem
     from placewise.report.words import fastest_alone
 
-    graph, cluster, _ = load_timed(options)
-    problem = Problem.of(graph, cluster, options.grouping)
+    problem = load_problem(options)
     found = bound(problem, seconds=options.seconds)
     if options.check:
         for part in found.parts:

@@ -4,20 +4,19 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.common import (
+from placewise.cli.outputs import check_folder, check_writable, print_json
+from placewise.cli.shared_options import (
     CLUSTER_HELP,
     MODEL_HELP,
+    RUN_MODEL_HELP,
+    add_command,
+    add_virtual_option,
     add_worker_options,
-    check_folder,
-    check_writable,
-    command,
     count_argument,
-    how_to_go_on,
+    how_to_continue,
     positive_argument,
-    print_json,
     seconds_argument,
 )
-from placewise.cli.profiling import RUN_MODEL_HELP, add_virtual_option
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -71,7 +70,7 @@ class _Benchmarks(argparse._SubParsersAction):  # type: ignore[type-arg]
 
         self.is_complete = True
         for name, benchmark in find_benchmarks().items():
-            parser = command(self, name, _bench, benchmark.summary())
+            parser = add_command(self, name, _bench, benchmark.summary())
             parser.set_defaults(benchmark=benchmark)
             for entry in benchmark.options():
                 _add_option(parser, entry)
@@ -110,7 +109,7 @@ def _bench(options: argparse.Namespace) -> None:
     for warning in findings.warnings:
         print(f"placewise: {warning}", file=sys.stderr)
     if not findings.is_complete:
-        more = f"; {how_to_go_on(options)}" if hasattr(options, "run_file") else ""
+        more = f"; {how_to_continue(options)}" if hasattr(options, "run_file") else ""
         print(f"placewise: stopped: these are the results so far{more}", file=sys.stderr)
 
 

@@ -1,19 +1,24 @@
-"""Running a plan for real."""
+"""placewise run: a plan on this machine, measured."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.common import CLUSTER_HELP, check_writable, command, count_argument, positive_argument, print_json
-from placewise.cli.profiling import (
+from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.progress import Line
+from placewise.cli.shared_options import (
     RUN_MODEL_HELP,
+    add_cluster_option,
+    add_command,
     add_profile_options,
+    add_together_option,
     add_virtual_option,
     check_busy,
     check_together,
+    count_argument,
     load_profile,
+    positive_argument,
+    warn,
 )
-from placewise.cli.progress import Line
 from placewise.core.errors import InputError, PlacewiseError
 
 if TYPE_CHECKING:
@@ -23,21 +28,19 @@ if TYPE_CHECKING:
 
 def add_run(commands: Any) -> None:
     """Adds the command."""
-    parser = command(commands, "run", _run, "run a plan on this machine, and say measured beside predicted")
+    parser = add_command(commands, "run", _run, "run a plan on this machine and compare measured with predicted times")
     parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
-    parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)
+    add_cluster_option(parser)
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
-    parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (10)")
+    parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (default: 10)")
     add_virtual_option(parser)
-    parser.add_argument(
-        "--cuda-graphs", action="store_true", help="launch stretches of a GPU by one call each, for some more memory"
-    )
+    parser.add_argument("--cuda-graphs", action="store_true", help="replay runs of GPU ops as CUDA graphs; uses more memory")
     parser.add_argument("--trace", metavar="FILE", help="write the measured timeline as a Chrome trace, for ui.perfetto.dev")
     add_profile_options(parser)
+    add_together_option(parser)
     parser.add_argument(
-        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+        "--seed", metavar="N", type=count_argument, default=0, help="random seed of the weights and the batch (default: 0)"
     )
-    parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="of the weights and the batch (0)")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -55,7 +58,7 @@ def _run(options: argparse.Namespace) -> None:
 
     devices = real_devices(cluster, dict(options.virtual))
     if options.cuda_graphs and not any(device.is_gpu for device in devices):
-        raise InputError(f"--cuda-graphs: cluster {cluster.name!r} has no GPU")
+        raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
     step = real_step(options.model, options.seed)
     predicted = _predict(options, step, cluster, plan, devices)
     train_step = compile_placement(
@@ -72,7 +75,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step: Any) -> Any:
-    """Returns what some steps took, and closes the step."""
+    """Returns how long some steps took, and closes the step."""
     from placewise.measure.example_batch import random_batch
     from placewise.measure.step_times import measure_steps
     from placewise.run.step.failures import step_failure
@@ -95,7 +98,7 @@ def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step:
 
 
 def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, devices: "tuple[RealDevice, ...]") -> Any:
-    """Returns the simulator's schedule of the plan, with measured times where there is a --profile."""
+    """Returns the simulator's schedule of the plan, with measured times if there is a --profile."""
     from placewise.core.problem import Problem
     from placewise.simulate.simulator import Simulator
 
@@ -117,19 +120,19 @@ def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, de
 
 
 def _compare_hardware(profile: "Profile", devices: "tuple[RealDevice, ...]", source: str) -> None:
-    """Says on standard error that a profile is of other hardware than this machine's, by the first device that differs."""
+    """Warns if a profile was measured on other hardware than this machine's, and names the first device that differs."""
     from placewise.measure.profiler import hardware_of
 
     measured = {device.name: device.hardware for device in profile.devices}
     for device in devices:
         if measured[device.name] != (here := hardware_of(device)):
             there = f"{device.name} was {measured[device.name]!r}, here it is {here!r}"
-            print(f"placewise: {source}: was measured on other hardware: {there}", file=sys.stderr)
+            warn(f"{source}: was measured on other hardware: {there}")
             return
 
 
 def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str, Any]:
-    """Returns what was measured as plain data; CPU devices run ops on the threads that launch them: no host time there."""
+    """Returns what was measured as plain data; no host time for CPU devices, whose threads launch their own ops."""
     import numpy as np
 
     cluster = predicted.problem.cluster

@@ -6,14 +6,12 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.common import (
-    check_folder,
-    check_writable,
-    command,
-    how_to_go_on,
+from placewise.cli.outputs import check_folder, check_writable, print_json
+from placewise.cli.shared_options import (
+    add_command,
+    how_to_continue,
     number_argument,
     positive_argument,
-    print_json,
 )
 from placewise.core.errors import InputError
 
@@ -29,7 +27,7 @@ WHAT = ("post", "post-appendix", "spotlight", "hdp", "colocrl", CALIBRATE)
 
 def add_reproduce(commands: Any) -> None:
     """Adds the command."""
-    parser = command(commands, "reproduce", _reproduce, "make the papers' tables again, beside what they reported")
+    parser = add_command(commands, "reproduce", _reproduce, "make the papers' tables again, beside what they reported")
     parser.add_argument(
         "what", choices=WHAT, help="a paper; or calibrate: fit machines to the papers' single-device columns"
     )
@@ -82,7 +80,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     else:
         _print(done, options)
     if not done.is_complete:
-        print(f"placewise: stopped: this is what there is; {how_to_go_on(options)}", file=sys.stderr)
+        print(f"placewise: stopped: this is what there is; {how_to_continue(options)}", file=sys.stderr)
 
 
 def _calibrating(paper: "Paper") -> "Paper":

@@ -1,0 +1,36 @@
+"""placewise clusters: the preset machines."""
+
+import argparse
+import dataclasses
+from typing import Any
+
+from placewise.cli.outputs import print_json
+from placewise.cli.shared_options import add_command
+
+
+def add_clusters(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "clusters", _clusters, "list the preset machines, or print one as a cluster.toml")
+    parser.add_argument("name", metavar="PRESET", nargs="?", help="print this one, as a start for your own file")
+
+
+def _clusters(options: argparse.Namespace) -> None:
+    from placewise.formats.cluster_file import format_cluster
+    from placewise.machines.presets import preset, preset_names
+    from placewise.report.text_tables import table
+
+    if options.name is not None:
+        cluster = preset(options.name)
+        print_json(cluster_fields(cluster)) if options.json else print(format_cluster(cluster), end="")
+        return
+    clusters = [preset(name) for name in preset_names()]
+    if options.json:
+        print_json({cluster.name: cluster_fields(cluster) for cluster in clusters})
+    else:
+        print(table(("cluster", "what it is"), [(c.name, c.description) for c in clusters], left=2))
+
+
+def cluster_fields(cluster: Any) -> dict[str, Any]:
+    """Returns a cluster as --json prints it."""
+    fields = ("name", "description", "devices", "links", "dispatch_seconds")
+    return {name: dataclasses.asdict(cluster)[name] for name in fields}

@@ -1,0 +1,57 @@
+"""What a command writes: JSON on standard output, and files that are checked before any work is done."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from placewise.core.errors import InputError
+
+
+def print_json(data: Any) -> None:
+    """Prints one JSON object."""
+    print(json.dumps(data, indent=1, allow_nan=False))
+
+
+def check_writable(*paths: str | None, reads: Sequence[str | None] = ()) -> None:
+    """Refuses output files that can't be written, that have the same name, or that are input files."""
+    from placewise.formats.files import is_special
+
+    inputs = [os.path.realpath(path) for path in reads if path is not None and os.path.isfile(path)]
+    outputs: list[str] = []
+    for path in paths:
+        if path is None:
+            continue
+        _check_writable(path)
+        target = os.path.realpath(path)
+        if target in inputs and not is_special(path):
+            raise InputError(f"{path}: refusing to overwrite an input file")
+        if target in outputs and not is_special(path):
+            raise InputError(f"{path}: can't be written: two outputs have this name")
+        outputs.append(target)
+
+
+def _check_writable(path: str) -> None:
+    from placewise.formats.files import is_special
+
+    folder = Path(path).absolute().parent
+    if os.path.isdir(path):
+        raise InputError(f"{path}: can't be written: it is a folder")
+    if not os.path.isdir(folder):
+        raise InputError(f"{path}: can't be written: there is no folder {folder}")
+    if not os.access(path if is_special(path) else folder, os.W_OK):
+        raise InputError(f"{path}: can't be written: no permission to write to {folder}")
+
+
+def check_folder(path: str | None) -> None:
+    """Refuses a folder that files can't be written to; it need not exist yet."""
+    if path is None:
+        return
+    nearest = Path(path).absolute()
+    while not os.path.lexists(nearest):
+        nearest = nearest.parent
+    if not os.path.isdir(nearest):
+        raise InputError(f"{path}: can't be written: {nearest} is not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"{path}: can't be written: no permission to write to {nearest}")

@@ -1,0 +1,64 @@
+"""placewise place: search for a placement."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from placewise.cli.outputs import check_folder, check_writable
+from placewise.cli.searches import (
+    add_plan_options,
+    add_search_options,
+    add_set_option,
+    finish_search,
+    load_problem,
+    planner_of,
+    search_with_progress,
+    settings_of,
+)
+from placewise.cli.shared_options import add_command, check_devices, count_argument, gap_argument, measure_of
+from placewise.cli.tensorboard_curves import curves
+
+if TYPE_CHECKING:
+    from placewise.search.driver import Progress
+
+
+def add_place(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "place", _place, "search for the placement with the shortest step that fits in memory")
+    add_search_options(parser)
+    parser.add_argument("--strategy", metavar="S", help="how to search (default: auto); `placewise strategies` lists them")
+    add_set_option(parser, "NAME=VALUE", "a parameter of the strategy: crossover=uniform")
+    parser.add_argument(
+        "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most this: 0.05"
+    )
+    parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="random seed (default: 0)")
+    add_plan_options(parser)
+    parser.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
+
+
+def _place(options: argparse.Namespace) -> None:
+    from placewise.report.search_curves import Point
+    from placewise.search.budget import budget_of
+    from placewise.search.planner import find_bound
+    from placewise.search.request import DEFAULT_STRATEGY, Request
+    from placewise.strategies import make
+
+    reads = (options.model, options.cluster, options.profile)
+    check_writable(options.output, options.report, options.run_file, reads=reads)
+    check_folder(options.tensorboard)
+    strategy = options.strategy or DEFAULT_STRATEGY
+    measure = measure_of(options)
+    budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
+    names = (options.model, options.cluster)
+    request = Request(strategy, settings_of(options.set), budget, options.seed, options.order, *names, measure)
+    make(strategy, dict(request.settings))  # refuses wrong names before any work
+    check_devices(options, measure)
+    problem = load_problem(options)
+    planner = planner_of(options, problem, request, find_bound(problem))
+    points: list[Point] = []
+
+    def keep(progress: "Progress") -> None:
+        points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
+
+    with curves(options.tensorboard) as write:
+        outcome = search_with_progress(planner, options, write, keep)
+    finish_search(planner, outcome, options, points)

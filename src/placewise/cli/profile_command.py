@@ -1,0 +1,107 @@
+"""placewise profile: measured times of a model's ops and of the links on this machine."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.progress import Line
+from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_command, add_virtual_option
+
+if TYPE_CHECKING:
+    from placewise.core.cluster import Cluster
+    from placewise.core.graph import Graph
+    from placewise.measure.profiler import Measurements
+
+SHOWN_FAILURES = 3
+
+
+def add_profile(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "profile", _profile, "measure a model's ops and the links on this machine's devices")
+    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
+    parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}, which names the devices")
+    add_virtual_option(parser)
+    parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")
+    parser.add_argument(
+        "--run-step", action="store_true", help="also run the model: CPU times and GPU launches as in a whole step"
+    )
+    parser.add_argument("--graph-output", metavar="GRAPH", help="write the graph with these times to this graph.json")
+    parser.add_argument(
+        "--cluster-output", metavar="CLUSTER", help="write the cluster with the measured links to this cluster.toml"
+    )
+
+
+def _profile(options: argparse.Namespace) -> None:
+    from placewise.core.cluster import Cluster
+    from placewise.formats.cluster_file import write_cluster
+    from placewise.formats.graph_file import write_graph
+    from placewise.formats.profile_file import write_profile
+    from placewise.measure.example_batch import real_step
+    from placewise.measure.profiler import apply_profile, measure_profile
+    from placewise.models import load_step
+
+    check_writable(options.output, options.graph_output, options.cluster_output, reads=(options.model, options.cluster))
+    cluster = Cluster.load(options.cluster)
+    captured = real_step(options.model) if options.run_step else load_step(options.model)
+    begun = time.perf_counter()
+    with Line(options) as line:
+
+        def report(what: str) -> None:
+            line.show(f"{what}, {time.perf_counter() - begun:.0f} s")
+
+        found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step, report=report)
+    graph, measured = apply_profile(captured, cluster, found.profile)
+    write_profile(found.profile, options.output)
+    if options.graph_output:
+        write_graph(graph, options.graph_output)
+    if options.cluster_output:
+        write_cluster(measured, options.cluster_output)
+    if options.json:
+        print_json(_facts(found, graph, measured, options))
+    else:
+        _print(found, graph, measured, options)
+
+
+def _op_sums(graph: "Graph", cluster: "Cluster") -> dict[str, float]:
+    from placewise.core.costs import predict_op_seconds
+
+    return dict(zip(cluster.device_names, predict_op_seconds(graph, cluster).sum(axis=0).tolist(), strict=True))
+
+
+def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "file": options.output,
+        "signatures": found.num_signatures,
+        "ops": len(graph.ops),
+        "seconds": found.seconds,
+        "device_seconds": _op_sums(graph, cluster),
+        "dispatch_seconds": found.profile.dispatch_seconds,
+        "contention": {kind: vars(factors) for kind, factors in found.profile.contention.items()},
+        "failures": [list(failure) for failure in found.failures],
+    }
+
+
+def _print(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
+    from placewise.core.quantities import count, seconds
+    from placewise.report.text_tables import table
+
+    profile, sums = found.profile, _op_sums(graph, cluster)
+    took = f"{found.num_signatures:,} signatures of {len(graph.ops):,} ops, measured in {found.seconds:.1f} s"
+    print(f"{options.output}: {took}\n")
+    rows = [(d.name, d.hardware, d.times_of, seconds(sums[d.name])) for d in profile.devices]
+    print(table(("device", "what it is", "times of", "all ops here"), rows, left=3))
+    if profile.links:
+        links = [
+            (link.source, link.target, seconds(link.latency_seconds), f"{count(link.bytes_per_second)}B/s")
+            for link in profile.links
+        ]
+        print("\n" + table(("from", "to", "latency", "bandwidth"), links, left=2))
+    print(f"\nhost time of a launch: {seconds(profile.dispatch_seconds)}")
+    for kind, factors in profile.contention.items():
+        products, sums_of = (", ".join(f"{factor:.2f}" for factor in row) for row in (factors.compute, factors.memory))
+        print(f"{kind} next to 1, 2, ... busy ones: matrix products take × {products}; additions × {sums_of}")
+    if found.failures:
+        print(f"\n{len(found.failures)} signatures could not be measured and keep their roofline time:")
+        for device, signature, why in found.failures[:SHOWN_FAILURES]:
+            print(f"  {device}: {signature}: {why}")

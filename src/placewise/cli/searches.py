@@ -1,0 +1,173 @@
+"""Searches, as place, compare and resume share them: from options to a planner, from its outcome to a plan on the screen."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from placewise.cli.outputs import print_json
+from placewise.cli.progress import Ticker
+from placewise.cli.shared_options import (
+    add_grouping_option,
+    add_measure_options,
+    add_problem_options,
+    add_profile_options,
+    add_worker_options,
+    how_to_continue,
+    load_timed,
+    positive_argument,
+    seconds_argument,
+    warn,
+)
+from placewise.core.errors import StrategyError
+from placewise.core.quantities import counted
+
+if TYPE_CHECKING:
+    from placewise.bounds.best_bound import Bound
+    from placewise.core.plan import Plan
+    from placewise.core.problem import Problem
+    from placewise.report.search_curves import Curve, Point
+    from placewise.search.driver import Outcome, Progress
+    from placewise.search.planner import Planner
+    from placewise.search.request import Request
+    from placewise.simulate.schedule import Schedule
+
+
+def add_search_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of a new search."""
+    add_problem_options(parser)
+    parser.add_argument(
+        "--budget",
+        metavar="N",
+        type=positive_argument,
+        help="evaluations to spend (default: 2400 without --seconds; 60 with --measure; auto: no limit)",
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=seconds_argument, help="time to spend (default: no limit; auto: 10 without --budget)"
+    )
+    parser.add_argument(
+        "--order", choices=("priority", "program"), default="priority", help="launch order (default: priority)"
+    )
+    add_grouping_option(parser)
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search in this file, and continue one from it")
+    add_worker_options(parser)
+    add_profile_options(parser)
+    add_measure_options(parser)
+
+
+def add_set_option(parser: argparse.ArgumentParser, form: str, text: str) -> None:
+    """Adds --set."""
+    text += "; may be repeated (`placewise strategies` lists them)"
+    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the plan that a search finds."""
+    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this plan.json")
+    parser.add_argument("--report", metavar="PAGE", help="write an HTML page that shows the plan; it opens offline")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+
+
+def settings_of(pairs: list[str]) -> dict[str, str]:
+    """Returns the settings of --set by name."""
+    settings = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise StrategyError(f"--set must be NAME=VALUE, got {pair!r}")
+        settings[name] = value
+    return settings
+
+
+def load_problem(options: argparse.Namespace) -> "Problem":
+    """Returns the problem of MODEL, --cluster, --profile and --grouping."""
+    from placewise.core.problem import Problem
+
+    graph, cluster, _ = load_timed(options)
+    return Problem.of(graph, cluster, options.grouping)
+
+
+def planner_of(options: argparse.Namespace, problem: "Problem", request: "Request", bound: "Bound | None") -> "Planner":
+    """Returns a planner that evaluates with --workers or --ray, and prints a line for each measurement that fails."""
+    from placewise.search.planner import Planner
+
+    return Planner(problem, request, bound, workers=options.workers, ray=options.ray, on_failure=warn)
+
+
+def search_with_progress(
+    planner: "Planner", options: argparse.Namespace, *others: "Callable[[Progress], None]"
+) -> "Outcome":
+    """Returns what a search finds; its progress is shown on a terminal, and passed to others."""
+    with Ticker.of(planner, options) as ticker:
+
+        def on_batch(progress: "Progress") -> None:
+            ticker(progress)
+            for listen in others:
+                listen(progress)
+
+        return planner.search(on_batch, record=options.run_file)
+
+
+def finish_search(
+    planner: "Planner", outcome: "Outcome", options: argparse.Namespace, points: "Sequence[Point]" = ()
+) -> None:
+    """Writes and prints the plan of an outcome; `points` are how the search went, for its page."""
+    from placewise.formats.plan_file import plan_fields
+
+    if outcome.status == "stopped" and outcome.placement is None:
+        raise KeyboardInterrupt
+    schedule = planner.schedule(outcome)
+    plan = planner.plan(outcome, schedule)
+    if options.output:
+        plan.save(options.output)
+    if options.report:
+        _write_page(plan, schedule, planner.bound, _curve(planner, points, options), options.report)
+    if options.json:
+        print_json(plan_fields(plan))
+    elif not options.quiet:
+        _print_plan(plan, schedule, planner.bound)
+        if options.report:
+            print(f"\n{options.report} shows it: open it in a browser")
+        if outcome.status == "stopped":
+            spent = counted(outcome.evaluations, "evaluation")
+            print(f"\nstopped after {spent}: this is the best so far; {how_to_continue(options)}")
+
+
+def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:
+    from placewise.report.terminal_picture import device_table, terminal_picture
+    from placewise.report.text_tables import bold, wrapped
+    from placewise.report.words import explain
+
+    headline = bold(str(plan).splitlines()[0])
+    is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
+    print(headline, "", *is_simulated, *map(wrapped, explain(schedule.problem, schedule, bound)), sep="\n")
+    print("", device_table(schedule), sep="\n")
+    if drawn := terminal_picture(schedule):
+        print("", drawn, sep="\n")
+
+
+def _write_page(plan: "Plan", schedule: "Schedule", bound: "Bound | None", curve: "Curve", path: str) -> None:
+    from placewise.report.page.comparisons import comparisons_of
+    from placewise.report.page.html import write_page
+    from placewise.report.page.page_data import Shown
+
+    found, measured = (plan.strategy, plan.seed, plan.evaluations), measured_seconds(plan)
+    shown = Shown("plan", schedule, bound, comparisons_of(schedule.problem), curve, *found, measured_seconds=measured)
+    write_page([shown], path)
+
+
+def measured_seconds(plan: "Plan") -> float | None:
+    """Returns the measured step time of a plan; None if it was only simulated."""
+    return None if plan.predicted_seconds is None else plan.step_seconds
+
+
+def _curve(planner: "Planner", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":
+    """Returns how a search went: from its record if it has one, which knows more."""
+    from placewise.report.search_curves import curve_of_batches, curve_of_progress
+    from placewise.search.request import specify
+    from placewise.search.store import RunFile
+
+    if options.run_file is None:
+        return curve_of_progress(points)
+    with RunFile(options.run_file) as file:
+        number = file.find(specify(planner.problem, planner.request))
+        return curve_of_batches(() if number is None else file.batches(number))
