@@ -33,11 +33,10 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.presets import preset
 from placewise.machines.virtual import cut_devices
 from placewise.measure.clocks import Clock, run_on
-from placewise.measure.contended_schedule import busy_beside, schedule_together
+from placewise.measure.contended_schedule import busy_neighbours, schedule_together
 from placewise.measure.links import fit
-from placewise.measure.op_inputs import Work
+from placewise.measure.ops import RunnableOp, op_calls
 from placewise.measure.profiler import apply_profile, measure_profile
-from placewise.measure.signatures import op_calls
 from placewise.measure.whole_steps import STEPS, times_in_a_step
 from placewise.run.backends.cpu_threads import Stopped
 from placewise.run.devices import RealDevice, real_devices
@@ -109,11 +108,11 @@ def test_values_are_ones_that_the_ops_can_take() -> None:
     """Words of an embedding of 13 are below 13, floats are probabilities, and what runs in place is restored."""
     calls = op_calls(words_step().program, len(words_step().graph.ops))
     by_name = {call.signature.partition("(")[0]: call for call in calls}
-    work = Work(by_name["aten.embedding.default"], "cpu")
+    work = RunnableOp(by_name["aten.embedding.default"], "cpu")
     weight, words = work._args[:2]
     assert 0 <= words.min() <= words.max() < 13
     assert 0 < weight.min() <= weight.max() < 1
-    in_place = Work(by_name["aten.addcdiv_.default"], "cpu")
+    in_place = RunnableOp(by_name["aten.addcdiv_.default"], "cpu")
     before = in_place._args[0].clone()
     in_place.run()
     assert in_place.changes_inputs
@@ -224,7 +223,7 @@ def test_only_the_time_side_by_side_counts() -> None:
     """An op of 3 s beside one of 1 s: it has company for a third of its time, the other one for all of it."""
     problem = Problem.of(wired([], 2, seconds=[{"cpu": 3.0}, {"cpu": 1.0}]), two_cpus())
     schedule = Simulator(problem).schedule(np.array([0, 1]))
-    np.testing.assert_allclose(np.sum(busy_beside(schedule, shared(1.0, 2.0)), axis=0), [1 / 3, 1.0])
+    np.testing.assert_allclose(np.sum(busy_neighbours(schedule, shared(1.0, 2.0)), axis=0), [1 / 3, 1.0])
 
 
 def test_copies_between_busy_devices_take_longer() -> None:

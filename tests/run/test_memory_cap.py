@@ -9,7 +9,7 @@ from executed import cpu_cluster
 
 from placewise.core.errors import NothingFits
 from placewise.core.problem import Problem
-from placewise.measure.example_batch import random_batch, real_step
+from placewise.measure.random_batch import load_with_weights, random_batch
 from placewise.measure.step_times import measure_steps
 from placewise.run.devices import real_devices
 from placewise.run.step.compiling import compile_placement
@@ -24,7 +24,7 @@ MODEL = "gpt:layers=4,hidden=64,heads=2,length=32,batch=4,vocab=300,dropout=0,mi
 def test_a_gpt_trains_on_devices_without_the_memory_that_it_needs(shares: tuple[float, ...]) -> None:
     """Each device has such a share of it."""
     torch.manual_seed(0)
-    step = real_step(MODEL)
+    step = load_with_weights(MODEL)
     roomy = cpu_cluster(len(shares))
     alone = Problem.of(step.graph, roomy)
     needed = Simulator(alone, "program").simulate(np.zeros((1, alone.num_groups), np.int64)).peak_bytes[0, 0]

@@ -26,7 +26,7 @@ from placewise.core.problem import Problem
 from placewise.experiments.bench.executor_speed import hand_overs, launches, two_branches
 from placewise.formats.cluster_file import write_cluster
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.measure.example_batch import random_batch, real_step
+from placewise.measure.random_batch import load_with_weights, random_batch
 from placewise.models import load_step
 from placewise.report.measured_trace import read_measured
 
@@ -424,7 +424,7 @@ def test_accelerate_takes_a_device_map() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[str, str]:
-    step = real_step(MODEL)
+    step = load_with_weights(MODEL)
     problem = Problem.of(step.graph, cpu_cluster())
     placement = np.random.default_rng(0).integers(0, 2, problem.num_groups)
     Plan(problem.expand(placement)).save(tmp_path / "plan.json")
@@ -443,7 +443,7 @@ def test_run_says_measured_beside_predicted(
     assert len(result["steps"]) == 3
     assert result["step_seconds"] > 0
     assert result["peak_bytes"] == result["predicted_peak_bytes"]
-    measured = read_measured(trace, Problem.of(real_step(MODEL).graph, cpu_cluster()))
+    measured = read_measured(trace, Problem.of(load_with_weights(MODEL).graph, cpu_cluster()))
     assert len(measured.ops) == sum(result["ops"].values())
     assert (measured.end >= measured.start).all()
     assert main(given) == 0
@@ -473,7 +473,7 @@ def test_an_op_that_fails_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     write_cluster(cpu_cluster(), "cpus.toml")
-    plan_of(real_step("looks_up:step"), lambda name: "cpu:0").save("plan.json")
+    plan_of(load_with_weights("looks_up:step"), lambda name: "cpu:0").save("plan.json")
     given = ["looks_up:step", "--cluster", "cpus.toml"]
     message = refused(["run", *given, "--plan", "plan.json", "--trace", "trace.json"], capsys)
     assert "looks_up:step: an op of the step fails: IndexError: index out of range" in message
@@ -482,7 +482,7 @@ def test_an_op_that_fails_is_one_line(
 
 
 def test_tokens_of_a_random_batch_are_within_the_vocabulary() -> None:
-    step = real_step("nmt:layers=1,hidden=8,length=6,batch=64,vocab=7")
+    step = load_with_weights("nmt:layers=1,hidden=8,length=6,batch=64,vocab=7")
     (source, target), labels = random_batch(step)
     for tokens in (source, target, labels):
         assert sorted(set(tokens.flatten().tolist())) == list(range(7))

@@ -37,13 +37,13 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import write_cluster
     from placewise.formats.graph_file import write_graph
     from placewise.formats.profile_file import write_profile
-    from placewise.measure.example_batch import real_step
     from placewise.measure.profiler import apply_profile, measure_profile
+    from placewise.measure.random_batch import load_with_weights
     from placewise.models import load_step
 
     check_writable(options.output, options.graph_output, options.cluster_output, reads=(options.model, options.cluster))
     cluster = Cluster.load(options.cluster)
-    captured = real_step(options.model) if options.run_step else load_step(options.model)
+    captured = load_with_weights(options.model) if options.run_step else load_step(options.model)
     begun = time.perf_counter()
     with Line(options) as line:
 

@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> None:
     check_together(options)
     check_busy(options)
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
-    from placewise.measure.example_batch import real_step
+    from placewise.measure.random_batch import load_with_weights
     from placewise.report.trace import write_trace
     from placewise.run.devices import real_devices
     from placewise.run.step.compiling import compile_placement
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> None:
     devices = real_devices(cluster, dict(options.virtual))
     if options.cuda_graphs and not any(device.is_gpu for device in devices):
         raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
-    step = real_step(options.model, options.seed)
+    step = load_with_weights(options.model, options.seed)
     predicted = _predict(options, step, cluster, plan, devices)
     train_step = compile_placement(
         predicted.problem, predicted.placement, predicted.order, step, devices, options.cuda_graphs
@@ -76,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step: Any) -> Any:
     """Returns how long some steps took, and closes the step."""
-    from placewise.measure.example_batch import random_batch
+    from placewise.measure.random_batch import random_batch
     from placewise.measure.step_times import measure_steps
     from placewise.run.step.failures import step_failure
 

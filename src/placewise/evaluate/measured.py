@@ -259,9 +259,9 @@ def make_runner(model: "str | TrainingStep", problem: Problem, measure: Measure,
 
 def _load(model: "str | TrainingStep", name: str) -> "CapturedStep":
     if isinstance(model, str):
-        from placewise.measure.example_batch import random_batch, real_step
+        from placewise.measure.random_batch import load_with_weights, random_batch
 
-        captured = real_step(model)
+        captured = load_with_weights(model)
         return replace(captured, step=replace(captured.step, batch=random_batch(captured)))
     from placewise.graph_capture.capture import capture_step
 

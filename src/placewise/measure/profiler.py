@@ -16,8 +16,7 @@ from placewise.machines.detect import cpu_name
 from placewise.measure.clocks import Clock, alike, run_on, time_work
 from placewise.measure.contention import measure_contention
 from placewise.measure.links import measure_links
-from placewise.measure.op_inputs import Work
-from placewise.measure.signatures import OpCall, op_calls
+from placewise.measure.ops import OpCall, RunnableOp, op_calls
 from placewise.measure.whole_steps import launch_in_a_step, times_in_a_step
 from placewise.run.devices import RealDevice, real_devices
 
@@ -140,7 +139,7 @@ def _measure_ops(
             for signature, call in calls.items():
                 report(f"{len(found):,} of {len(calls):,} signatures on {device.name}")
                 try:
-                    found[signature] = (time_work(Work(call, device.torch_device), clock), clock.launch_seconds)
+                    found[signature] = (time_work(RunnableOp(call, device.torch_device), clock), clock.launch_seconds)
                 except (RuntimeError, IndexError, TypeError, ValueError) as problem:  # no kernel here, or no memory
                     found[signature] = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
         return found

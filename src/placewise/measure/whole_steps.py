@@ -12,7 +12,7 @@ from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.core.profile import Timing
 from placewise.graph_capture.capture import CapturedStep
-from placewise.measure.example_batch import random_batch
+from placewise.measure.random_batch import random_batch
 from placewise.measure.step_times import time_step
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import Run

@@ -17,7 +17,7 @@ from placewise.experiments.bench import Rows
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.program import HERE, Program
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.measure.signatures import fill
+from placewise.measure.ops import fill_slots
 from placewise.run.devices import real_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.residents import Residents
@@ -182,8 +182,8 @@ def _bare_calls(train_step: TrainStep, step: CapturedStep) -> list[tuple[Any, An
 def _run_once(program: Program, values: list[Any], device: torch.device) -> list[tuple[Any, Any, Any]]:
     found = []
     for call in program.calls:
-        filled = fill(call.args, values)
-        kwargs = {key: device if value is HERE else fill(value, values) for key, value in call.kwargs.items()}
+        filled = fill_slots(call.args, values)
+        kwargs = {key: device if value is HERE else fill_slots(value, values) for key, value in call.kwargs.items()}
         result = call.function(*filled, **kwargs)
         made = [r for r in result if isinstance(r, Tensor)] if isinstance(result, (tuple, list)) else [result]
         for slot, value in zip(call.results, made, strict=False):

@@ -27,8 +27,8 @@ from placewise.experiments.bench.bench_measured import Prediction
 from placewise.formats.profile_file import write_profile
 from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.contended_schedule import schedule_together
-from placewise.measure.example_batch import random_batch, real_step
 from placewise.measure.profiler import apply_profile, measure_profile
+from placewise.measure.random_batch import load_with_weights, random_batch
 from placewise.measure.step_times import Measurement, measure_steps, run_steps
 from placewise.run.devices import real_devices
 from placewise.run.step.compiling import compile_placement
@@ -50,7 +50,7 @@ def predict_and_measure(options: Prediction, cluster: Cluster, tell: Callable[[s
     placement is reported to `tell` when it is done.
     """
     plans = {path: Plan.load(path) for path in options.plan}
-    captured = real_step(options.model)
+    captured = load_with_weights(options.model)
     for path, plan in plans.items():
         plan.resolve(Problem.of(captured.graph, cluster), path)  # refuses wrong ones before any work
     found: list[tuple[str, bytes]] = []  # a name, and the placement and the order as a key
