@@ -1,4 +1,4 @@
-"""Steps that are run for real: small machines of CPU devices, and random networks."""
+"""Steps that are run for real: clusters of CPU devices, random networks, and eager steps to compare with."""
 
 import copy
 from collections.abc import Callable
@@ -17,14 +17,10 @@ from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.devices import RealDevice, real_devices
-from placewise.run.lower.lowering import lower, tensor_devices
-from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import Slots
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
 
 Optimizer = torch.optim.Optimizer
-GPU = "cpu:0"  # what stands in for a GPU: PyTorch takes it as the CPU, and we do not
 
 
 def cpu_cluster(count: int = 2) -> Cluster:
@@ -35,26 +31,8 @@ def cpu_cluster(count: int = 2) -> Cluster:
 
 
 def one_thread_each(cluster: Cluster) -> tuple[RealDevice, ...]:
-    """Returns this machine's pieces, with ops on one thread: results may depend on the number of threads."""
+    """Returns this machine's pieces, with one thread for each op, because results may depend on the number of threads."""
     return tuple(replace(device, threads=1) for device in real_devices(cluster))
-
-
-def placed_at_random(step: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> PlacedStep:
-    """Returns the step in a random placement and order, on devices that are stand-ins for GPUs where it says so."""
-    cluster, rng = cpu_cluster(len(kinds)), np.random.default_rng(seed)
-    problem = Problem.of(step.graph, cluster)
-    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
-    return PlacedStep(
-        Slots.of(step), lower(problem, placement, order), tensor_devices(problem, placement), stand_ins(cluster, kinds)
-    )
-
-
-def stand_ins(cluster: Cluster, kinds: tuple[bool, ...]) -> tuple[RealDevice, ...]:
-    """Returns this machine's pieces, some of them taken for GPUs."""
-    return tuple(
-        replace(device, torch_device=GPU, threads=0) if is_gpu else device
-        for device, is_gpu in zip(one_thread_each(cluster), kinds, strict=True)
-    )
 
 
 def compiled(step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True) -> TrainStep:
@@ -73,7 +51,7 @@ def assert_runs_like_eager(
     micro_batches: int = 1,
     **how: Any,
 ) -> None:
-    """Both start from the same values, without optimizer state; losses, parameters, buffers and state stay the same bits."""
+    """Asserts that losses, parameters, buffers and state are eager's, bit for bit, after each step from the first one on."""
     (model, optimizer), (twin, twin_optimizer) = build(), build()
     twin.load_state_dict(copy.deepcopy(model.state_dict()))
     captured = capture_step(TrainingStep(twin, loss_fn, twin_optimizer, batches[0], micro_batches))

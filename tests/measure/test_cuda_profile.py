@@ -16,7 +16,8 @@ from placewise.machines.virtual import cut_devices
 from placewise.measure.clocks import StreamClock, time_work
 from placewise.measure.profiler import apply_profile, measure_profile
 from placewise.measure.roofline import Plain, measure_machine
-from placewise.run.backends.green_contexts import slice_streams, stream_of
+from placewise.run.backends.cuda import stream_of
+from placewise.run.backends.green_contexts import slice_streams
 from placewise.run.devices import real_devices
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -38,7 +38,7 @@ from placewise.measure.links import fit
 from placewise.measure.ops import RunnableOp, op_calls
 from placewise.measure.profiler import apply_profile, measure_profile
 from placewise.measure.whole_steps import STEPS, times_in_a_step
-from placewise.run.backends.cpu_threads import Stopped
+from placewise.run.backends.cpu_threads import Cancelled
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.residents import Residents
@@ -181,13 +181,13 @@ def test_an_interrupted_measurement_ends_with_the_stretch_under_way(monkeypatch:
         for _ in range(10_000):
             try:
                 clock.seconds(partial(time.sleep, 0.01), 1)
-            except Stopped:
+            except Cancelled:
                 ends.append("stopped")
                 return
 
     monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_on(RealDevice("cpu:0", "cpu", 1), measure)
+        run_on(RealDevice("cpu:0", "cpu", "cpu", threads=1), measure)
     assert ends == ["stopped"]
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ExecutionError
-from placewise.run import devices as machine
+from placewise.run.backends import cpu_threads, cuda
 from placewise.run.devices import RealDevice, real_devices
 
 
@@ -16,14 +16,14 @@ def cluster(**kinds: str) -> Cluster:
 
 @pytest.fixture(autouse=True)
 def four_cores_and_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "processors", lambda: [1, 3, 5, 7])
-    monkeypatch.setattr(machine, "_num_gpus", lambda: 2)
+    monkeypatch.setattr(cpu_threads, "processors", lambda: [1, 3, 5, 7])
+    monkeypatch.setattr(cuda, "_num_gpus", lambda: 2)
 
 
 def test_cpu_devices_share_the_cores_equally() -> None:
     one, other = real_devices(cluster(cpu_0="cpu", cpu_1="cpu"))
-    assert one == RealDevice("cpu:0", "cpu", 2, None, (1, 3))
-    assert other == RealDevice("cpu:1", "cpu", 2, None, (5, 7))
+    assert one == RealDevice("cpu:0", "cpu", "cpu", threads=2, cores=(1, 3))
+    assert other == RealDevice("cpu:1", "cpu", "cpu", threads=2, cores=(5, 7))
     assert [d.threads for d in real_devices(cluster(cpu_0="cpu", cpu_1="cpu", cpu_2="cpu"))] == [1, 1, 1]
 
 
@@ -43,11 +43,11 @@ def test_one_core_is_left_to_the_host_of_gpus() -> None:
 def test_some_of_many_cores_are_left_to_the_host_and_to_what_is_pinned(
     monkeypatch: pytest.MonkeyPatch, count: int, num_left: int
 ) -> None:
-    monkeypatch.setattr(machine, "processors", lambda: list(range(count)))
+    monkeypatch.setattr(cpu_threads, "processors", lambda: list(range(count)))
     _, cpu = real_devices(cluster(gpu="gpu", cpu="cpu"))
-    assert (cpu.cores, cpu.left) == (tuple(range(count - num_left)), tuple(range(count - num_left, count)))
-    assert (cpu.pinning.cores, cpu.pinning.threads) == (cpu.left, num_left)
-    assert real_devices(cluster(cpu="cpu"))[0].left == ()
+    assert (cpu.cores, cpu.host_cores) == (tuple(range(count - num_left)), tuple(range(count - num_left, count)))
+    assert (cpu.pinning_thread.cores, cpu.pinning_thread.threads) == (cpu.host_cores, num_left)
+    assert real_devices(cluster(cpu="cpu"))[0].host_cores == ()
 
 
 def test_gpus_are_taken_in_the_clusters_order() -> None:
@@ -68,7 +68,7 @@ def test_slices_come_before_the_next_gpu() -> None:
     [
         ({"a": "gpu", "b": "gpu", "c": "gpu"}, {}, "has 3 GPUs, this machine has 2: .*--virtual"),
         ({"a": "gpu"}, {"cuda:2": 2}, "there is no 'cuda:2'; this machine has cuda:0, cuda:1"),
-        ({"a": "gpu"}, {"cuda:0": 0}, "cuda:0 must be cut into at least 1, it is 0"),
+        ({"a": "gpu"}, {"cuda:0": 0}, "cuda:0 must be cut into at least 1 slice, got 0"),
         ({"a": "tpu"}, {}, "device 'a' is of kind 'tpu', only gpu and cpu can be run"),
     ],
 )

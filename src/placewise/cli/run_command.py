@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.run.step.compiling import compile_placement
 
     devices = real_devices(cluster, dict(options.virtual))
-    if options.cuda_graphs and not any(device.is_gpu for device in devices):
+    if options.cuda_graphs and not any(device.kind == "gpu" for device in devices):
         raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
     step = load_with_weights(options.model, options.seed)
     predicted = _predict(options, step, cluster, plan, devices)
@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> None:
     found = _measure(options, train_step, predicted, step)
     if options.trace:
         write_trace(found.schedule, options.trace, is_measured=True)
-    result = _result(found, predicted, any(device.is_gpu for device in devices), train_step.num_graphed_ops)
+    result = _result(found, predicted, any(device.launches_from_host for device in devices), train_step.num_graphed_ops)
     if options.json:
         print_json(result)
     else:

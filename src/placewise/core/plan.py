@@ -78,13 +78,13 @@ class Plan:
 
         An ExecutionError names the modules that the plan splits.
         """
-        from placewise.run.step.device_map import device_map
+        from placewise.run.device_map import export_device_map
 
         graph = as_graph(step)
         self._check_graph(graph, "plan")
         if len(self.placement) != graph.num_groups:
             raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")
-        return device_map(graph, self.placement)
+        return export_device_map(graph, self.placement)
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from placewise.core.profile import Timing
-from placewise.run.backends.cpu_threads import Stopped, take_cores, usual_threads
+from placewise.run.backends.cpu_threads import Cancelled, keep_num_threads, take_cores
 from placewise.run.devices import RealDevice
 
 Found = TypeVar("Found")
@@ -64,7 +64,7 @@ class CpuClock:
     def seconds(self, run: Callable[[], object], times: int) -> float:
         """Returns the seconds of so many runs."""
         if self.is_stopped:
-            raise Stopped
+            raise Cancelled
         start = time.perf_counter()
         for _ in range(times):
             run()
@@ -121,7 +121,7 @@ def alike(device: RealDevice) -> tuple[str, int, int]:
 
 def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
     """Returns what is measured with a device's clock, where its ops would run: on its cores, or on its stream."""
-    if not device.is_gpu:
+    if not device.launches_from_host:
         clock = CpuClock()
         with own_thread(device) as thread:
             measured = thread.submit(measure, clock)
@@ -129,7 +129,7 @@ def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
                 return measured.result()
             finally:
                 clock.is_stopped = True  # Ctrl-C comes here: the thread must not go on with the next ops
-    from placewise.run.backends.green_contexts import stream_of
+    from placewise.run.backends.cuda import stream_of
 
     stream = stream_of(device)
     with torch.cuda.stream(stream):
@@ -139,5 +139,5 @@ def run_on(device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
 @contextmanager
 def own_thread(device: RealDevice) -> Iterator[ThreadPoolExecutor]:
     """Gives a thread as the executor has one for a CPU device: on its cores, with as many threads for an op."""
-    with usual_threads(), ThreadPoolExecutor(1, initializer=take_cores, initargs=(device,)) as pool:
+    with keep_num_threads(), ThreadPoolExecutor(1, initializer=take_cores, initargs=(device,)) as pool:
         yield pool

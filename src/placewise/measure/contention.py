@@ -35,8 +35,8 @@ Make = Callable[[RealDevice], Stretch]
 def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
     """Returns the factors by kind of device; a device that shares its hardware with none has none."""
     found = {}
-    for kind, is_gpu in (("gpu", True), ("cpu", False)):
-        mates = [device for device in devices if device.is_gpu == is_gpu]
+    for kind in ("gpu", "cpu"):
+        mates = [device for device in devices if device.kind == kind]
         mates = [device for device in mates if device.torch_device == mates[0].torch_device]
         if len(mates) > 1:
             first, others = mates[0], mates[1:]
@@ -44,7 +44,7 @@ def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
                 _factors(first, _products, others, _products),
                 _factors(first, _additions, others, _additions),
                 _factors(first, _additions, others, _products),
-                *(_on_one_gpu(first, mates) if is_gpu else ()),
+                *(_on_one_gpu(first, mates) if kind == "gpu" else ()),
             )
     return found
 
@@ -109,7 +109,7 @@ def _thread_of(device: RealDevice) -> Iterator[Callable[[Stretch], float]]:
         return time.perf_counter() - start if seconds is None else seconds
 
     with ExitStack() as stack:
-        if device.is_gpu:
+        if device.launches_from_host:
             yield timed
         else:
             pool = stack.enter_context(own_thread(device))
@@ -117,20 +117,20 @@ def _thread_of(device: RealDevice) -> Iterator[Callable[[Stretch], float]]:
 
 
 def _products(device: RealDevice) -> Stretch:
-    rows, times = COMPUTE[device.is_gpu]
+    rows, times = COMPUTE[device.launches_from_host]
     a, b, out = (torch.rand(rows, rows, device=device.torch_device) for _ in range(3))
     return _repeated(device, lambda: torch.mm(a, b, out=out), times)
 
 
 def _additions(device: RealDevice) -> Stretch:
-    elements, times = MEMORY[device.is_gpu]
+    elements, times = MEMORY[device.launches_from_host]
     a, b, out = (torch.rand(elements, device=device.torch_device) for _ in range(3))
     return _repeated(device, lambda: torch.add(a, b, out=out), times)
 
 
 def _cached_additions(device: RealDevice) -> Stretch:
     """Additions on what a GPU's cache can hold, launched before they start: each is shorter than its launch."""
-    from placewise.run.backends.green_contexts import stream_of
+    from placewise.run.backends.cuda import stream_of
 
     a, b, out = (torch.rand(CACHED_ELEMENTS, device=device.torch_device) for _ in range(3))
     clock = StreamClock(stream_of(device))
@@ -158,9 +158,9 @@ def _repeated(device: RealDevice, run: Callable[[], object], times: int) -> Stre
         for _ in range(times):
             run()
 
-    if not device.is_gpu:
+    if not device.launches_from_host:
         return all_runs
-    from placewise.run.backends.green_contexts import stream_of
+    from placewise.run.backends.cuda import stream_of
 
     stream = stream_of(device)
     torch.cuda.synchronize(device.torch_device)  # the operands are there

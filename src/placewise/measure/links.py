@@ -54,10 +54,10 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 def measure_launch(devices: Sequence[RealDevice]) -> float:
     """Returns the host's time for the launch of a small op on a GPU; 0 without one: workers on CPUs launch their own ops."""
-    gpu = next((device for device in devices if device.is_gpu), None)
+    gpu = next((device for device in devices if device.kind == "gpu"), None)
     if gpu is None:
         return 0.0
-    from placewise.run.backends.green_contexts import stream_of
+    from placewise.run.backends.cuda import stream_of
 
     add, small = torch.ops.aten.add_.Scalar._op, torch.zeros(1, device=gpu.torch_device)
     found = []
@@ -73,7 +73,7 @@ def measure_launch(devices: Sequence[RealDevice]) -> float:
 
 
 def _measure(source: RealDevice, target: RealDevice) -> tuple[float, float]:
-    if not source.is_gpu and not target.is_gpu:
+    if not source.launches_from_host and not target.launches_from_host:
         with own_thread(source) as giver, own_thread(target) as taker:
             return fit(CPU_SIZES, [_handed_over(giver, taker, size) for size in CPU_SIZES])
     return fit(GPU_SIZES, [_copied(source, target, size) for size in GPU_SIZES])
@@ -87,18 +87,18 @@ def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
     for the GPU's next op waits there. What the host receives is timed by the host, which has to see the end of the copy
     before it goes on.
     """
-    if source.is_gpu and target.is_gpu:
+    if source.launches_from_host and target.launches_from_host:
         return _there_and_back(source, target, size)
     given, taken = _memory(source, size), _memory(target, size)
     for device in (source, target):
-        if device.is_gpu:
+        if device.launches_from_host:
             torch.cuda.synchronize(device.torch_device)
-    stream = torch.cuda.Stream((target if target.is_gpu else source).torch_device)  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream((target if target.launches_from_host else source).torch_device)  # type: ignore[no-untyped-call]
 
     def copy() -> None:
         taken.copy_(given, non_blocking=True)
 
-    if target.is_gpu:
+    if target.launches_from_host:
         clock = StreamClock(stream)
         clock.seconds(copy, 2)
         copied = float(np.median([clock.seconds(copy, 4) / 4 for _ in range(REPEATS)]))
@@ -109,13 +109,13 @@ def _copied(source: RealDevice, target: RealDevice, size: int) -> float:
 def _pinned(source: RealDevice, pinned: Tensor) -> float:
     """Returns the seconds in which a tensor of a CPU device is copied into pinned memory."""
     made = torch.zeros_like(pinned, pin_memory=False)
-    with own_thread(source.pinning) as thread:
+    with own_thread(source.pinning_thread) as thread:
         return thread.submit(_median, lambda: pinned.copy_(made)).result()
 
 
 def _there_and_back(source: RealDevice, target: RealDevice, size: int) -> float:
     """Returns the seconds from the end of a GPU's work to where another GPU, which waits for a copy of it, can begin."""
-    from placewise.run.backends.green_contexts import stream_of
+    from placewise.run.backends.cuda import stream_of
 
     memory = [_memory(device, size) for device in (source, target)]
     streams = [stream_of(device) for device in (source, target)]
@@ -142,7 +142,7 @@ def _on_stream(copy: Callable[[], None], stream: "torch.cuda.Stream") -> None:
 
 
 def _memory(device: RealDevice, size: int) -> Tensor:
-    if device.is_gpu:
+    if device.launches_from_host:
         return torch.zeros(size, dtype=torch.uint8, device=device.torch_device)
     return torch.zeros(size, dtype=torch.uint8, pin_memory=True)
 

@@ -59,7 +59,7 @@ def measure_profile(
     launches = [found.launches[call.signature] for call in calls if call.signature in found.launches]
     dispatch_seconds = float(np.mean(launches)) if launches else 0.0
     if runs_step and launches:
-        gpu = next(device for device in devices if device.is_gpu)
+        gpu = next(device for device in devices if device.launches_from_host)
         report(f"whole steps on {gpu.name}")
         dispatch_seconds = launch_in_a_step(captured, described[gpu.name], gpu) or dispatch_seconds
     report("links")
@@ -93,7 +93,7 @@ class _Found:
                 self.failures.append((device.name, signature, found))
                 continue
             self.timings.setdefault(signature, {})[device.name] = found[0]
-            if device.is_gpu:
+            if device.launches_from_host:
                 self.launches.setdefault(signature, found[1])
 
 
@@ -101,7 +101,9 @@ def _whole_steps(
     captured: CapturedStep, described: Device, device: RealDevice, calls: Sequence[OpCall], report: Callable[[str], None]
 ) -> dict[str, Timing]:
     """Returns the times of ops in whole steps, on a CPU device that can run them all; else none."""
-    if device.is_gpu or any(kinds is not None and described.kind not in kinds for kinds in captured.graph.ops.devices):
+    if device.launches_from_host or any(
+        kinds is not None and described.kind not in kinds for kinds in captured.graph.ops.devices
+    ):
         return {}
     report(f"whole steps on {device.name}")
     return times_in_a_step(captured, described, device, [call.signature for call in calls])
@@ -149,7 +151,7 @@ def _measure_ops(
 
 def hardware_of(device: RealDevice) -> str:
     """Returns what this machine calls a device."""
-    if device.is_gpu:
+    if device.kind == "gpu":
         name = torch.cuda.get_device_name(device.torch_device)
         return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
     return f"{counted(device.threads, 'thread')} of {cpu_name()}"

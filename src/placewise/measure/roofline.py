@@ -50,7 +50,7 @@ def measure_machine(cluster: Cluster, virtual: Mapping[str, int] | None = None) 
 
 def _roofline(device: RealDevice, clock: Clock) -> tuple[float, float, float]:
     """Returns flops a second of a large float32 product, bytes a second of a large addition, seconds of a tiny one."""
-    rows, elements = MATRIX_ROWS[device.is_gpu], MANY_ELEMENTS[device.is_gpu]
+    rows, elements = MATRIX_ROWS[device.launches_from_host], MANY_ELEMENTS[device.launches_from_host]
     matrix = torch.rand(rows, rows, device=device.torch_device)
     product = time_work(Plain(partial(torch.mm, matrix, matrix)), clock).seconds
     del matrix

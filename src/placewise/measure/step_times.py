@@ -12,10 +12,10 @@ from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.devices import real_devices
-from placewise.run.lower.instructions import Copy, Free, Instructions, Run
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
-from placewise.run.step_notes import Notes
+from placewise.run.step_trace import StepTrace
 from placewise.simulate.schedule import Schedule
 
 
@@ -50,8 +50,8 @@ def measure_steps(
         launches.append(launched)
         times.append(ended)
     peaks = train_step.allocated_bytes()
-    notes = train_step.note(batch)
-    schedule = measured_schedule(predicted, train_step.placed.instructions, notes)
+    trace = train_step.trace(batch)
+    schedule = measured_schedule(predicted, train_step.placed.instructions, trace)
     columns = (np.array(column[warm_up:], np.float64) for column in (times, launches))
     step_seconds, launch_seconds = (frozen(column, np.float64) for column in columns)
     return Measurement(step_seconds, launch_seconds, schedule, peaks)
@@ -66,27 +66,27 @@ def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
     return launched, time.perf_counter() - begin
 
 
-def measured_schedule(predicted: Schedule, instructions: Instructions, notes: Notes) -> Schedule:
+def measured_schedule(predicted: Schedule, instructions: Instructions, trace: StepTrace) -> Schedule:
     """Returns a schedule with the noted times and sizes in the place of the predicted ones; the first start is 0."""
     t = predicted.timeline
-    begin = min((start for start, _ in notes.times.values()), default=0.0)
-    times = {number: (start - begin, end - begin) for number, (start, end) in notes.times.items()}
+    begin = min((start for start, _ in trace.times.values()), default=0.0)
+    times = {number: (start - begin, end - begin) for number, (start, end) in trace.times.items()}
     start, end = np.array(t.start), np.array(t.end)
     copies = []
-    for number, step in enumerate(instructions.steps):
-        if isinstance(step, Run):
+    for number, step in enumerate(instructions.sequence):
+        if isinstance(step, RunOp):
             start[step.op], end[step.op] = times[number]
-        elif isinstance(step, Copy):
+        elif isinstance(step, CopyTensor):
             copies.append(times[number])
     copy_start, copy_end = np.array(copies, np.float64).reshape(-1, 2).T
     timeline = t._replace(start=start, end=end, copy_start=copy_start, copy_end=copy_end)
-    memory = measured_memory(predicted, instructions, notes)
+    memory = measured_memory(predicted, instructions, trace)
     residents = predicted.memory[0] if len(memory) else predicted.peak_bytes
     peaks = memory.max(axis=0, initial=0) if len(memory) else residents
     return replace(predicted, timeline=timeline, memory=memory, peak_bytes=frozen(peaks, np.int64))
 
 
-def measured_memory(predicted: Schedule, instructions: Instructions, notes: Notes) -> Ints:
+def measured_memory(predicted: Schedule, instructions: Instructions, trace: StepTrace) -> Ints:
     """Returns the bytes in use on each device at each launch, from the sizes of real storages: [ops, devices].
 
     Resident tensors count as the graph says.
@@ -95,19 +95,19 @@ def measured_memory(predicted: Schedule, instructions: Instructions, notes: Note
     used = _resident_bytes(predicted, instructions)
     sizes: dict[tuple[int, int], int] = {}  # (tensor, device) -> bytes
     rows = []
-    for number, step in enumerate(instructions.steps):
+    for number, step in enumerate(instructions.sequence):
         match step:
-            case Run(op, device):
+            case RunOp(op, device):
                 made = [tensor for tensor in graph.ops.writes[op].tolist() if graph.tensors.alias_of[tensor] < 0]
                 for tensor in made:  # several outputs share what was noted for all of them, in the graph's proportions
                     share = graph.tensors.nbytes[tensor] / max(graph.tensors.nbytes[made].sum(), 1)
-                    sizes[tensor, device] = round(notes.nbytes[number] * share)
+                    sizes[tensor, device] = round(trace.nbytes[number] * share)
                     used[device] += sizes[tensor, device]
                 rows.append(used.copy())
-            case Copy(tensor, _, target):
-                sizes[tensor, target] = notes.nbytes[number]
-                used[target] += notes.nbytes[number]
-            case Free(tensor, device):
+            case CopyTensor(tensor, _, target):
+                sizes[tensor, target] = trace.nbytes[number]
+                used[target] += trace.nbytes[number]
+            case FreeTensor(tensor, device):
                 used[device] -= sizes[tensor, device]
     return frozen(np.array(rows, np.int64).reshape(-1, len(used)), np.int64)
 

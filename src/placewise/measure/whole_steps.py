@@ -15,7 +15,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.random_batch import random_batch
 from placewise.measure.step_times import time_step
 from placewise.run.devices import RealDevice
-from placewise.run.lower.instructions import Run
+from placewise.run.lower.instructions import RunOp
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.failures import is_out_of_memory
 from placewise.run.step.train_step import TrainStep
@@ -57,7 +57,7 @@ def times_in_a_step(
 
 def _times_of_ops(train_step: TrainStep, batch: Any, usual: float) -> dict[int, float]:
     """Returns the seconds from each op's start to the next one's, without what the noting takes beyond a usual step."""
-    steps, times = train_step.placed.instructions.steps, train_step.note(batch).times
+    steps, times = train_step.placed.instructions.sequence, train_step.trace(batch).times
     if not times:
         return {}
     numbers = sorted(times, key=lambda number: times[number][0])
@@ -65,7 +65,7 @@ def _times_of_ops(train_step: TrainStep, batch: Any, usual: float) -> dict[int, 
     gaps = np.diff([*starts, times[numbers[-1]][1]])
     noting = max(gaps.sum() - usual, 0.0) / len(gaps)
     alone = [end - start for start, end in (times[number] for number in numbers)]
-    ops = [step.op for step in (steps[number] for number in numbers) if isinstance(step, Run)]
+    ops = [step.op for step in (steps[number] for number in numbers) if isinstance(step, RunOp)]
     return dict(zip(ops, np.maximum(gaps - noting, alone).tolist(), strict=True))
 
 

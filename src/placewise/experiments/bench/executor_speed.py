@@ -103,7 +103,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _compile(step: CapturedStep, problem: Problem, placement: Ints, cuda_graphs: bool = False) -> TrainStep:
     devices = real_devices(problem.cluster)
-    one_core_each = tuple(d if d.is_gpu else replace(d, threads=1, cores=d.cores[:1]) for d in devices)
+    one_core_each = tuple(d if d.launches_from_host else replace(d, threads=1, cores=d.cores[:1]) for d in devices)
     return compile_placement(problem, placement, None, step, one_core_each, cuda_graphs)
 
 

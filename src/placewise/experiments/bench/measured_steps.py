@@ -227,7 +227,7 @@ class _Ran:
 def _measure(captured: CapturedStep, alone: Schedule, options: Prediction, cuda_graphs: bool = False) -> Measurement | None:
     """Returns some measured steps of a placement; None if they run out of memory."""
     devices = real_devices(alone.problem.cluster, dict(options.virtual))
-    if any(device.is_gpu for device in devices):
+    if any(device.kind == "gpu" for device in devices):
         from placewise.run.backends.cuda import forget_workspaces
 
         forget_workspaces()  # they would count in this placement's peak

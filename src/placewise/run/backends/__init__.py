@@ -1,1 +1,21 @@
-"""What runs the lanes: CPU threads, CUDA streams, CUDA graphs."""
+"""The kinds of devices that can be run; protocol.py has what each must give."""
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from placewise.run.backends.protocol import Backend
+
+BACKENDS = {  # kind of device -> backend, loaded when a cluster has one; each may look at what those before it claimed
+    "gpu": "placewise.run.backends.cuda:Cuda",
+    "cpu": "placewise.run.backends.cpu_threads:CpuThreads",
+}
+
+
+@cache
+def backend_of(kind: str) -> "Backend":
+    """Returns the backend of a kind of device."""
+    module, _, name = BACKENDS[kind].partition(":")
+    backend: Backend = getattr(import_module(module), name)()
+    return backend

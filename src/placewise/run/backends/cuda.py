@@ -1,19 +1,33 @@
-"""A GPU's hardware queues: what is launched in more streams than it has queues waits for strangers."""
+"""GPUs: a stream for each device, one for each channel of copies, and events between them.
 
-from collections.abc import Callable, Iterator
+Memory. Each tensor is allocated in the stream that makes it: an op's in its device's, a copy's in its channel's. PyTorch's
+allocator then takes memory back at the launch where the plan frees it, in that stream's order. Where another stream still
+reads it (a channel reads its source, a device reads the copy), `record_stream` tells the allocator, which does not reuse the
+memory before that stream has passed this point. We leave this to the allocator, and do not hold references until an event,
+because the allocator looks at its events only when it needs memory, and our launch loop would have to look all the time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from placewise.run.backends.green_contexts import stream_of
+from placewise.core.cluster import Device
+from placewise.core.errors import ExecutionError
+from placewise.machines.hardware_queues import want_queues
+from placewise.run.backends.cpu_memory import give_back_memory
+from placewise.run.backends.cuda_graphs import CudaGraphs
+from placewise.run.backends.green_contexts import slice_streams
+from placewise.run.backends.protocol import Graphs, Prepared
 from placewise.run.devices import RealDevice
 from placewise.run.lower.waits import Queue
-from placewise.run.step_notes import Notes
-from placewise.run.whole_storages import copy_window_into, copy_window_over
+from placewise.run.step_trace import StepTrace
+from placewise.run.storage_copies import copy_storage_over, copy_storage_to
 
 Stream = torch.cuda.Stream
 
@@ -21,126 +35,199 @@ Event = torch.cuda.Event
 
 _BareEvent = torch._C._CudaEventBase  # its methods, without the layer that torch.cuda.Event puts around them
 
+_OPENING = Lock()  # two threads must not open a GPU's stream twice
+
+
+class Cuda:
+    """The backend of kind "gpu"."""
+
+    def claim(
+        self, devices: Sequence[Device], cluster: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+    ) -> list[RealDevice]:
+        """Takes cuda:0, cuda:1, ... in the cluster's order; a GPU that is cut gives all of its slices first."""
+        known = [f"cuda:{i}" for i in range(_num_gpus())]
+        for name, count in slices.items():
+            if name not in known:
+                there = ", ".join(known) or "no GPU"
+                raise ExecutionError(f"virtual devices: there is no {name!r}; this machine has {there}")
+            if count < 1:
+                raise ExecutionError(f"virtual devices: {name} must be cut into at least 1 slice, got {count}")
+        pieces: list[tuple[str, tuple[int, int] | None]] = []
+        for name in known:
+            count = slices.get(name, 0)
+            pieces += [(name, (i, count)) for i in range(count)] if count else [(name, None)]
+        if len(devices) > len(pieces):
+            raise ExecutionError(
+                f"cluster {cluster!r}: has {len(devices)} GPUs, this machine has {len(pieces)}: describe this machine with "
+                "placewise detect, or cut a GPU into virtual devices (--virtual cuda:0=4)"
+            )
+        return [
+            RealDevice(device.name, device.kind, name, launches_from_host=True, slice=piece)
+            for device, (name, piece) in zip(devices, pieces, strict=False)
+        ]
+
+    def reset_peaks(self, devices: Sequence[RealDevice]) -> None:
+        """Empties the allocators' caches and starts to count their peaks again."""
+        torch.cuda.empty_cache()
+        for gpu in set(_allocators(devices).values()):
+            torch.cuda.reset_peak_memory_stats(gpu)
+
+    def peak_bytes(self, devices: Sequence[RealDevice]) -> dict[str, int]:
+        """Returns the allocators' peaks: by device, or "cuda:0" for all of its slices, which share one."""
+        return {name: torch.cuda.max_memory_allocated(gpu) for name, gpu in _allocators(devices).items()}
+
+    def release_memory(self) -> None:
+        """Gives back what the host's heap has kept; the GPUs' allocators keep their caches for the next step."""
+        give_back_memory()
+
+    def open_streams(self, devices: Sequence[RealDevice]) -> "CudaStreams":
+        """Returns the streams of one compiled step."""
+        return CudaStreams(devices)
+
+    def graph_recorder(self, devices: Sequence[RealDevice]) -> Callable[[], Graphs]:
+        """Returns what makes the CUDA graphs of a recording."""
+        return partial(CudaGraphs, devices)
+
+
+def _num_gpus() -> int:
+    want_queues()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _allocators(devices: Sequence[RealDevice]) -> dict[str, str]:
+    """Returns the GPU of each allocator, by the name that its peak has."""
+    return {device.name if device.slice is None else device.torch_device: device.torch_device for device in devices}
+
+
+def stream_of(device: RealDevice) -> Stream:
+    """Returns the stream that the ops of a GPU, or of a slice of one, are launched on; the same one in every call."""
+    if device.slice is None:
+        with _OPENING:
+            return _gpu_stream(device.torch_device)
+    index, count = device.slice
+    return slice_streams(device.torch_device, count)[index]
+
+
+@cache
+def _gpu_stream(gpu: str) -> Stream:
+    return Stream(gpu)  # type: ignore[no-untyped-call]
+
 
 class CudaStreams:
-    """Streams and events of one compiled step."""
+    """The streams and events of one compiled step (`Streams` in protocol.py)."""
 
-    def __init__(self, devices: tuple[RealDevice, ...], stream_of: Callable[[RealDevice], Stream] = stream_of) -> None:
+    def __init__(self, devices: Sequence[RealDevice], stream_of: Callable[[RealDevice], Stream] = stream_of) -> None:
         self._devices = devices
-        self._gpus = sorted({device.torch_device for device in devices if device.is_gpu})
+        self._gpus = sorted({device.torch_device for device in devices if device.launches_from_host})
         self._streams: dict[Queue, tuple[Stream, Stream]] = {}  # where a queue waits, and where its work ends
         for number, device in enumerate(devices):
-            if device.is_gpu:
+            if device.launches_from_host:
                 stream = stream_of(device)
                 self._streams[number,] = (stream, stream)
         self._events: dict[int, Event] = {}
-        self._marks: dict[tuple[int, bool], Event] = {}
-        self._borders: dict[Any, Event] = {}
-        self.pin = partial(copy_window_into, empty=partial(torch.empty_strided, device="cpu", pin_memory=True))
+        self._marks: dict[tuple[int, bool], Event] = {}  # (instruction, is its end)
+        self._boundaries: dict[Any, Event] = {}  # between a step and the caller's streams
+        self.pin = partial(copy_storage_to, empty=partial(torch.empty_strided, device="cpu", pin_memory=True))
         self.is_pinned = Tensor.is_pinned
 
-    # --- what the host's lane calls; meetings.Streams says what each is ---
+    # --- what the lanes call ---
 
-    def enter(self, device: int) -> Callable[[], Any]:
+    def enter(self, device: int) -> Prepared:
         """Makes a device's stream the current one."""
         return _entering(self._streams[device,][0])
 
     def copy(self, source: int, target: int) -> Callable[..., Tensor]:
-        """Copies a window's storage in the channel's stream, over an earlier copy's where that is given.
-
-        One of a CPU device must be pinned.
-        """
+        """Copies a tensor's storage in the channel's stream; memory of the host must be pinned."""
         leaves, arrives = self._channel((source, target))
         enter_source, enter_target = _entering(leaves), _entering(arrives)
-        from_gpu, to_gpu = self._devices[source].is_gpu, self._devices[target].is_gpu
+        from_gpu, to_gpu = self._devices[source].launches_from_host, self._devices[target].launches_from_host
         reader = self._streams[target,][0] if to_gpu else None
         memory = {"device": self._devices[target].torch_device} if to_gpu else {"device": "cpu", "pin_memory": True}
         empty = partial(torch.empty_strided, **memory)
 
-        def copy(window: Tensor, over: Tensor | None = None) -> Tensor:
+        def copy(tensor: Tensor, over: Tensor | None = None) -> Tensor:
             enter_source()
             if arrives is not leaves:
                 enter_target()
-            made = copy_window_into(window, empty) if over is None else copy_window_over(window, over)
+            made = copy_storage_to(tensor, empty) if over is None else copy_storage_over(tensor, over)
             if from_gpu:
-                window.record_stream(leaves)
+                tensor.record_stream(leaves)
             if reader is not None:
                 made.record_stream(reader)
             return made
 
         return copy
 
-    def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
+    def record(self, instruction: int, queue: Queue) -> Prepared:
         """Records the event of an instruction in its queue's stream."""
         return partial(_BareEvent.record, self._event(instruction), self._channel(queue)[1])
 
-    def wait(self, instruction: int, queue: Queue) -> Callable[[], Any]:
-        """Lets a queue's stream wait for the event of an instruction."""
+    def wait(self, instruction: int, queue: Queue) -> Prepared:
+        """Makes a queue's stream wait for the event of an instruction."""
         return partial(_BareEvent.wait, self._event(instruction), self._channel(queue)[0])
 
-    def synchronize(self, instruction: int) -> Callable[[], Any]:
-        """Lets a CPU device's thread wait for the event of an instruction."""
+    def synchronize(self, instruction: int) -> Prepared:
+        """Makes the calling thread wait for the event of an instruction."""
         return partial(_BareEvent.synchronize, self._event(instruction))
 
-    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Callable[[], Any]:
-        """Notes in the queue's stream when an instruction starts or ends."""
+    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Prepared:
+        """Records in the queue's stream when an instruction starts or ends."""
         event = self._marks.setdefault((instruction, is_end), _new_event(True))
         return partial(_BareEvent.record, event, self._channel(queue)[0])
 
     # --- around a step ---
 
     @contextmanager
-    def step(self, notes: Notes | None = None) -> Iterator[None]:
-        """Puts a step between what the caller's streams did before and what they do next; fills in the notes."""
+    def step(self, trace: StepTrace | None = None) -> Iterator[None]:
+        """Orders a step between what the caller's streams have before and what they get next; fills in the trace."""
         device, callers = torch.cuda.current_device(), {gpu: torch.cuda.current_stream(gpu) for gpu in self._gpus}
-        if notes is not None:
-            for gpu in self._gpus:
-                torch.cuda.synchronize(gpu)
+        if trace is not None:
+            self.synchronize_all()
         begin = perf_counter()
-        self._follow(callers, is_timed=notes is not None)
+        self._wait_for_callers(callers, is_timed=trace is not None)
         try:
             yield
         finally:
-            self._lead(callers)
+            self._make_callers_wait(callers)
             for stream in callers.values():
                 torch.cuda.set_stream(stream)
             torch.cuda.set_device(device)
-        if notes is not None:
-            self._fill(notes, begin)
+        if trace is not None:
+            self._fill_in(trace, begin)
 
     def synchronize_all(self) -> None:
-        """Returns when all GPUs have done their work."""
+        """Returns when all GPUs have finished their work."""
         for gpu in self._gpus:
             torch.cuda.synchronize(gpu)
 
-    def _follow(self, callers: dict[str, Stream], is_timed: bool) -> None:
-        """Lets all streams wait for the caller's."""
+    def _wait_for_callers(self, callers: dict[str, Stream], is_timed: bool) -> None:
+        """Makes all streams wait for the caller's streams."""
         for gpu, caller in callers.items():
-            event = self._borders.setdefault((gpu, is_timed), _new_event(is_timed))
+            event = self._boundaries.setdefault((gpu, is_timed), _new_event(is_timed))
             event.record(caller)
             for stream in self._all_streams():
                 if stream.device == caller.device:
                     event.wait(stream)
 
-    def _lead(self, callers: dict[str, Stream]) -> None:
-        """Lets the caller's streams wait for all."""
+    def _make_callers_wait(self, callers: dict[str, Stream]) -> None:
+        """Makes the caller's streams wait for all streams."""
         for stream in self._all_streams():
-            event = self._borders.setdefault(stream, _new_event())
+            event = self._boundaries.setdefault(stream, _new_event())
             event.record(stream)
             for caller in callers.values():
                 if stream.device == caller.device:
                     event.wait(caller)
 
-    def _fill(self, notes: Notes, begin: float) -> None:
-        """Writes the times of what ran on GPUs, on the clock of the CPU devices."""
+    def _fill_in(self, trace: StepTrace, begin: float) -> None:
+        """Adds the times of what ran on GPUs to a trace, on the clock of the CPU threads."""
         self.synchronize_all()
-        starts = {torch.device(gpu): self._borders[gpu, True] for gpu in self._gpus}
+        starts = {torch.device(gpu): self._boundaries[gpu, True] for gpu in self._gpus}
         for (number, is_end), event in self._marks.items():
-            if is_end and number in notes.nbytes:
+            if is_end and number in trace.nbytes:
                 first, last = self._marks[number, False], event
                 base = starts[last.device]
                 times = (base.elapsed_time(first) / 1e3, base.elapsed_time(last) / 1e3)
-                notes.times[number] = (begin + times[0], begin + times[1])
+                trace.times[number] = (begin + times[0], begin + times[1])
 
     def _all_streams(self) -> list[Stream]:
         return list(dict.fromkeys(stream for pair in self._streams.values() for stream in pair))
@@ -149,25 +236,27 @@ class CudaStreams:
         return self._events.setdefault(instruction, _new_event())
 
     def _channel(self, queue: Queue) -> tuple[Stream, Stream]:
-        """Returns the streams of a queue. A copy between two GPUs has one on each: PyTorch copies in the source's current
-        stream, and lets the target's wait.
+        """Returns the streams of a queue; a new one for a channel that has none yet.
+
+        A copy between two GPUs has a stream on each: PyTorch copies in the source's current stream, and makes the target's
+        current stream wait.
         """
         if queue not in self._streams:
             ends = [self._devices[device] for device in queue]
-            gpus = dict.fromkeys(end.torch_device for end in ends if end.is_gpu)
+            gpus = dict.fromkeys(end.torch_device for end in ends if end.launches_from_host)
             streams = [_channel_stream(gpu, *ends) for gpu in gpus]
             self._streams[queue] = (streams[0], streams[-1])
         return self._streams[queue]
 
 
 def forget_workspaces() -> None:
-    """Gives back the memory that cuBLAS keeps for each stream; graphs from before must not be replayed any more."""
+    """Gives back the memory that cuBLAS keeps for each stream; graphs that were recorded before must not be replayed."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def _entering(stream: Stream) -> Callable[[], Any]:
-    """Returns what makes a stream, and its GPU, the current one: torch.cuda.set_stream without its layers."""
+def _entering(stream: Stream) -> Prepared:
+    """Returns a call that makes a stream, and its GPU, the current one: torch.cuda.set_stream without its layers."""
     ids = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
     return partial(torch._C._cuda_setStream, **ids)
 
@@ -178,5 +267,5 @@ def _new_event(is_timed: bool = False) -> Event:
 
 @cache
 def _channel_stream(gpu: str, source: RealDevice, target: RealDevice) -> Stream:
-    """Returns the stream of a channel on a GPU: the same one for all steps, since PyTorch has only 32 to give."""
+    """Returns the stream of a channel on a GPU: the same one for all steps, because PyTorch has only 32 to give."""
     return Stream(gpu)  # type: ignore[no-untyped-call]

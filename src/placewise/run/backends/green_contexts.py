@@ -1,7 +1,8 @@
-"""One GPU cut into virtual devices: streams whose kernels run on their own multiprocessors (CUDA green contexts).
+"""Slices of a GPU: streams whose kernels run on multiprocessors of their own (CUDA green contexts).
 
-Driver API through ctypes, for PyTorch's own green contexts are made one by one and may share multiprocessors. Contexts and
-streams live as long as the process: PyTorch's allocator remembers streams, and a stream must outlast what it has used.
+This calls the driver by ctypes, because PyTorch makes green contexts one by one, and they may share multiprocessors.
+Contexts and streams stay until the process ends: PyTorch's allocator remembers streams, and a stream must outlast what it
+has used.
 """
 
 import ctypes
@@ -11,7 +12,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from placewise.core.errors import ExecutionError
-from placewise.run.devices import RealDevice
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +20,9 @@ LIBRARY = "libcuda.so.1"
 
 SM_RESOURCE = 1  # CU_DEV_RESOURCE_TYPE_SM
 
-DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, which a green context must have
+DEFAULT_STREAM = 1  # CU_GREEN_CTX_DEFAULT_STREAM, a flag that a green context must have
 
-NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, which its streams must be
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING, a flag that its streams must have
 
 _CUTTING = Lock()  # two threads must not cut a GPU twice
 
@@ -43,8 +43,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "cuDeviceGet": (POINTER(c_int), c_int),
     "cuDeviceGetDevResource": (c_int, POINTER(Resource), c_int),
     "cuDevSmResourceSplitByCount": (
-        *(POINTER(Resource), POINTER(c_uint), POINTER(Resource)),
-        *(POINTER(Resource), c_uint, c_uint),
+        POINTER(Resource),
+        POINTER(c_uint),
+        POINTER(Resource),
+        POINTER(Resource),
+        c_uint,
+        c_uint,
     ),
     "cuDevResourceGenerateDesc": (POINTER(c_void_p), POINTER(Resource), c_uint),
     "cuGreenCtxCreate": (POINTER(c_void_p), c_void_p, c_int, c_uint),
@@ -55,8 +59,8 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 def slice_streams(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
     """Returns a stream for each of `count` equal slices of a GPU; the same ones in every call.
 
-    A slice has as many multiprocessors as the driver can give each (on an H200, 4 slices have 32 of 132). An
-    ExecutionError says why a GPU can't be cut so.
+    Slices have as many multiprocessors as the driver can give to all of them (on an H200, 4 slices have 32 of 132 each). An
+    ExecutionError says why a GPU can't be cut like this.
     """
     with _CUTTING:
         return _cut(torch_device, count)
@@ -67,11 +71,11 @@ def _cut(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
     import torch
 
     device = torch.device(torch_device)
-    torch.zeros(1, device=device)  # makes the primary context, which green contexts share
+    torch.zeros(1, device=device)  # creates the primary context, which green contexts share
     driver = _Driver()
     number, whole = c_int(), Resource()
     driver("cuInit", 0)
-    driver("cuDeviceGet", byref(number), device.index or 0)  # CUDA_VISIBLE_DEVICES counts here as it does for PyTorch
+    driver("cuDeviceGet", byref(number), device.index or 0)  # numbers follow CUDA_VISIBLE_DEVICES, as PyTorch's do
     driver("cuDeviceGetDevResource", number, byref(whole), SM_RESOURCE)
     with torch.cuda.device(device):
         return [
@@ -80,30 +84,14 @@ def _cut(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
         ]
 
 
-def stream_of(device: RealDevice) -> "torch.cuda.Stream":
-    """Returns the stream that the ops of a GPU, or of a slice of one, are launched on; the same one in every call."""
-    if device.slice is None:
-        with _CUTTING:
-            return _whole(device.torch_device)
-    index, count = device.slice
-    return slice_streams(device.torch_device, count)[index]
-
-
-@cache
-def _whole(torch_device: str) -> "torch.cuda.Stream":
-    import torch
-
-    return torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
-
-
 def _split(driver: "_Driver", whole: Resource, count: int, name: str) -> list[Resource]:
     """Returns equal parts of a GPU's multiprocessors, as large as the driver can make them."""
     trouble = ""
-    for size in range(whole.num_multiprocessors // count, 0, -1):  # the driver rounds up to what the GPU can do
+    for size in range(whole.num_multiprocessors // count, 0, -1):  # the driver rounds up to a size that the GPU supports
         parts, found, rest = (Resource * count)(), c_uint(count), Resource()
         try:
             driver("cuDevSmResourceSplitByCount", parts, byref(found), byref(whole), byref(rest), 0, size)
-        except ExecutionError as problem:  # this size is none that it can make
+        except ExecutionError as problem:  # the GPU does not support this size
             trouble = f" ({problem})"
             continue
         if found.value == count:
@@ -115,7 +103,7 @@ def _split(driver: "_Driver", whole: Resource, count: int, name: str) -> list[Re
 
 
 def _green_stream(driver: "_Driver", number: c_int, part: Resource) -> int:
-    """Returns a new stream of a new green context on these multiprocessors, as the driver's handle."""
+    """Returns the driver's handle of a new stream in a new green context on these multiprocessors."""
     description, context, stream = c_void_p(), c_void_p(), c_void_p()
     driver("cuDevResourceGenerateDesc", byref(description), byref(part), 1)
     driver("cuGreenCtxCreate", byref(context), description, number, DEFAULT_STREAM)
@@ -125,7 +113,7 @@ def _green_stream(driver: "_Driver", number: c_int, part: Resource) -> int:
 
 
 class _Driver:
-    """Calls functions of the CUDA driver; one that fails, or is missing, is an ExecutionError."""
+    """Calls functions of the CUDA driver; raises an ExecutionError if one fails or is missing."""
 
     def __init__(self) -> None:
         try:
@@ -138,13 +126,13 @@ class _Driver:
             function = getattr(self._library, name)
         except AttributeError:
             raise ExecutionError(
-                f"virtual devices: the CUDA driver has no {name}: green contexts need 12.4 or later"
+                f"virtual devices: the CUDA driver has no {name}: green contexts need CUDA 12.4 or later"
             ) from None
         function.argtypes, function.restype = _ARGUMENTS[name], c_int
         if code := function(*args):
-            raise ExecutionError(f"virtual devices: green contexts failed: {name} says {self._error(code)}")
+            raise ExecutionError(f"virtual devices: green contexts failed: {name} returned {self._error_name(code)}")
 
-    def _error(self, code: int) -> str:
+    def _error_name(self, code: int) -> str:
         text = c_char_p()
         self._library.cuGetErrorName(c_int(code), byref(text))
         return text.value.decode() if text.value else f"error {code}"

@@ -1,45 +1,142 @@
-"""What a backend gives to the lanes that are generated for it."""
+"""What a kind of device must give so that a placed step can run on it: the executor's contract on one page.
 
-from collections.abc import Callable
+A step runs in *lanes*, straight-line functions that codegen/lanes.py writes. A device is run in one of two ways:
+
+- **By a thread of its own.** The thread runs the device's lane, op by op, in the host's memory, and waits for other threads
+  by `cpu_threads.Signal`. Such a backend is a `Backend`.
+- **From the host** (`RealDevice.launches_from_host`). The calling thread runs one lane that launches the ops of all such
+  devices, in launch order, and does not wait for them: every device has a stream, every channel of copies has one, and
+  streams wait for each other's events. Such a backend is a `StreamBackend`.
+
+The lanes call what `Streams` and `Graphs` prepare for them, so the rest of run/ does not know which accelerator it has. A
+new backend is one file here and one line in the table of `backends/__init__.py`. One step can have devices with threads and
+those of one StreamBackend.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from torch import Tensor
+
+from placewise.core.cluster import Device
+from placewise.run.devices import RealDevice
 from placewise.run.lower.waits import Queue
-from placewise.run.step_notes import Notes
+from placewise.run.step_trace import StepTrace
+
+Prepared = Callable[[], Any]  # made once, when lanes are written; called in every step
+
+
+class Backend(Protocol):
+    """A kind of device of this machine."""
+
+    def claim(
+        self, devices: Sequence[Device], cluster: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+    ) -> list[RealDevice]:
+        """Returns the piece of this machine that each of these devices of a cluster is.
+
+        `slices` has the number of virtual devices that a piece is cut into, by its name in PyTorch. `claimed` are the
+        pieces that other kinds of devices have already. An ExecutionError says what this machine lacks.
+        """
+        ...
+
+    def reset_peaks(self, devices: Sequence[RealDevice]) -> None:
+        """Starts to count the peaks of memory again, without cached blocks whose sizes suited other steps."""
+        ...
+
+    def peak_bytes(self, devices: Sequence[RealDevice]) -> dict[str, int]:
+        """Returns the peak of each allocator since the last reset: by device, or by what devices share it on."""
+        ...
+
+    def release_memory(self) -> None:
+        """Gives back memory that is kept from one step to the next; called when a step is closed."""
+        ...
+
+
+class StreamBackend(Backend, Protocol):
+    """A kind of device that the host launches on."""
+
+    def open_streams(self, devices: Sequence[RealDevice]) -> "Streams":
+        """Returns the streams of one compiled step, which has all of these devices; those of other kinds have threads."""
+        ...
+
+    def graph_recorder(self, devices: Sequence[RealDevice]) -> "Callable[[], Graphs] | None":
+        """Returns what makes the graphs of a recording; None where launches can't be recorded."""
+        ...
 
 
 class Streams(Protocol):
-    """What the host's lane needs of CUDA; `run/backends/cuda.py` has the real one. Methods return what a step calls."""
+    """The streams and events of one compiled step, for the host's lane.
 
-    def enter(self, device: int) -> Callable[[], Any]:
+    Devices, and the ends of a queue, are numbers of the step's devices. A queue is a device, or a channel of copies.
+    """
+
+    def enter(self, device: int) -> Prepared:
         """Makes a device's stream the current one."""
+        ...
 
-    def copy(self, source: int, target: int) -> Callable[..., Any]:
-        """Copies a window's storage in the channel's stream, over an earlier copy's where that is given.
+    def copy(self, source: int, target: int) -> Callable[..., Tensor]:
+        """Copies a tensor's storage in the channel's stream; over an earlier copy, if that is the second argument.
 
-        One of a CPU device must be pinned.
+        Memory of the host must be pinned.
         """
+        ...
 
-    def pin(self, window: Any) -> Any:
-        """Returns the same window on a copy of its storage in pinned memory."""
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Returns the same view of a copy of its storage in pinned memory; itself where copies need none."""
+        ...
 
-    def is_pinned(self, window: Any) -> bool:
-        """Whether a window is in pinned memory."""
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether a tensor is in pinned memory, or copies need none."""
+        ...
 
-    def record(self, instruction: int, queue: Queue) -> Callable[[], Any]:
+    def record(self, instruction: int, queue: Queue) -> Prepared:
         """Records the event of an instruction in its queue's stream."""
+        ...
 
-    def wait(self, instruction: int, queue: Queue) -> Callable[[], Any]:
-        """Lets a queue's stream wait for the event of an instruction."""
+    def wait(self, instruction: int, queue: Queue) -> Prepared:
+        """Makes a queue's stream wait for the event of an instruction."""
+        ...
 
-    def synchronize(self, instruction: int) -> Callable[[], Any]:
-        """Lets a CPU device's thread wait for the event of an instruction."""
+    def synchronize(self, instruction: int) -> Prepared:
+        """Makes the calling thread wait for the event of an instruction."""
+        ...
 
-    def step(self, notes: Notes | None = None) -> AbstractContextManager[None]:
-        """Puts a step between what the caller's streams did before and what they do next; fills in the notes."""
+    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Prepared:
+        """Records in the queue's stream when an instruction starts or ends, for the trace."""
+        ...
+
+    def step(self, trace: StepTrace | None = None) -> AbstractContextManager[None]:
+        """Orders a step after what the caller has launched before, and before what it launches next.
+
+        Fills in the times of a trace.
+        """
+        ...
 
     def synchronize_all(self) -> None:
-        """Returns when all GPUs have done their work."""
+        """Returns when all devices have finished their work."""
+        ...
 
-    def mark(self, instruction: int, is_end: bool, queue: Queue) -> Callable[[], Any]:
-        """Notes in the queue's stream when an instruction starts or ends."""
+
+class Graphs(Protocol):
+    """One recording of a step: segments of launches that are recorded once and replayed by one call each."""
+
+    def begin(self, segment: int, device: int) -> Prepared:
+        """Begins to record what is launched on a device's stream, which is the current one."""
+        ...
+
+    def end(self, segment: int) -> Prepared:
+        """Ends the recording of a segment, and launches what was recorded."""
+        ...
+
+    def replay(self, segment: int) -> Prepared:
+        """Launches what was recorded, in the current stream."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends a recording that has failed, so that its stream can be used again."""
+        ...
+
+    def reset(self) -> None:
+        """Gives back what the graphs hold; they can't be replayed any more."""
+        ...

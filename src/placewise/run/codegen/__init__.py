@@ -1,1 +1,1 @@
-"""Instructions become straight-line Python source, one function for each launching thread."""
+"""Instructions become straight-line Python source: one function for each thread that launches."""

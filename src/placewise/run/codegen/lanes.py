@@ -1,4 +1,9 @@
-"""The names that windows have in the lanes, and the lines that make one where it is first needed."""
+"""Writes the lanes of a placed step: straight-line functions, one for each thread that launches.
+
+Every device with a thread of its own has a lane; the host's lane, on the calling thread, launches for all other devices; and
+a pinning lane copies what a thread makes for those devices into pinned memory. A value is a local variable, `del` frees it,
+and views are made where they are first needed. Tensors pass from lane to lane in a mailbox.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,32 +13,282 @@ from time import perf_counter
 import torch
 
 from placewise.graph_capture.program import Slot
-from placewise.run.backends.cpu_threads import Alarm, Gate
+from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
-from placewise.run.codegen.host_scalar_code import HostScalars
+from placewise.run.codegen.host_scalars import HostScalars
 from placewise.run.codegen.source import Source
-from placewise.run.lower.instructions import Copy, Free, Run
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import HOST
+from placewise.run.lower.slots import HOST_VALUE
 from placewise.run.lower.waits import Waits
-from placewise.run.whole_storages import copy_window, share_window
+from placewise.run.storage_copies import clone_storage, same_view
+
+HOST_LANE = -1
+
+NO_DEVICE = -1
+
+PAUSE_EVERY = 400  # instructions: an accelerator's queue holds about a thousand launches, then the host has to wait
+
+PARAMETERS = ("residents", "scalars", "mailbox", "outputs", "trace")
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The functions of one step: by device, by its `pinning_lane`, or HOST_LANE. Each takes PARAMETERS."""
+
+    functions: dict[int, Callable[..., None]]
+    mailbox_size: int
+
+
+class LaneWriter:
+    """Writes the lanes of a placed step.
+
+    With `is_traced` they also add everything that ran, and what it made, to a trace. With `pause`, the host's lane calls
+    it at the start and every PAUSE_EVERY instructions.
+    """
+
+    def __init__(
+        self, placed: PlacedStep, scalars: HostScalars, positions: dict[Slot, int], streams: Streams | None,
+        cancellation: Cancellation, is_traced: bool = False, pause: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.placed, self.slots, self.scalars, self.positions = placed, placed.slots, scalars, positions
+        self.streams, self.is_traced, self.pause = streams, is_traced, pause
+        self.homes, self.from_host = placed.homes.tolist(), placed.launches_from_host
+        self.synchronization = Synchronization(placed.waits, self.from_host, streams, cancellation)
+        self.sources: dict[int, Source] = {}
+        self.view_names = ViewNames(placed, positions, self._source)
+        self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, slot) -> its place in the mailbox
+        self.pinned_signals: dict[tuple[int, int], Signal] = {}  # (tensor, target) -> set when its mail is pinned
+        self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
+        self.entered = NO_DEVICE  # whose stream is the current one
+
+    def write(self) -> Lanes:
+        """Returns the lanes."""
+        for number, instruction in enumerate(self.placed.instructions.sequence):
+            if self.pause is not None and number % PAUSE_EVERY == 0:
+                self._begun(HOST_LANE).add_call("pause", self.pause)
+            match instruction:
+                case RunOp():
+                    self._run(number, instruction)
+                case CopyTensor() if self.from_host[instruction.source] or self.from_host[instruction.target]:
+                    self._copy_by_host(number, instruction)
+                case CopyTensor():
+                    self._copy_by_reader(number, instruction)
+                case FreeTensor():
+                    self._free(self.view_names.pop(instruction.tensor, instruction.device), instruction.device)
+        for i, slot in enumerate(self.slots.program.outputs):
+            self._return(i, slot, self.homes[self.slots.storages[slot]])
+        del self.view_names  # a cycle with this writer, which would keep it alive
+        return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
+
+    def _source(self, device: int) -> Source:
+        """Returns where the lines of a device's ops go."""
+        return self._lane(device)
+
+    def _lane(self, device: int) -> Source:
+        """Returns the lane that launches for a device."""
+        return self._begun(HOST_LANE if self.from_host[device] else device)
+
+    def _begun(self, lane: int) -> Source:
+        """Returns a lane, which begins here if it has not yet."""
+        if lane not in self.sources:
+            source = self.sources[lane] = Source(_lane_name(lane), PARAMETERS)
+            source.names |= {"clone_storage": clone_storage, "same_view": same_view, "now": perf_counter}
+            if self.streams is not None:
+                source.names["pin"] = self.streams.pin
+        return self.sources[lane]
+
+    # --- ops ---
+
+    def _run(self, number: int, run: RunOp) -> None:
+        source = self._lane(run.device)
+        self.synchronization.wait(number, source)
+        for line in self.arrivals.pop(run.device, ()):
+            source.add(line)
+        self._enter(run.device)
+        self._call(number, run)
+        for tensor, target in self._hand_overs.get(run.op, ()):
+            self._hand_over(tensor, run.device, target)
+        self.synchronization.signal(number, source)
+
+    def _hand_over(self, tensor: int, device: int, target: int) -> None:
+        """Puts what a thread has made into the mailbox; the pinning lane pins it if the host copies it."""
+        source, bases = self._lane(device), self.placed.copied_bases[tensor, target]
+        for base in bases:
+            source.add(f"{self._mail(tensor, target, base)} = {self.view_names.find(base, tensor, device)}")
+        if self.from_host[target]:
+            made, pinned = self.synchronization.new_signal(), self.synchronization.new_signal()
+            source.add_call(f"made_{tensor}_{target}", made.set)
+            pinning, mail = self._begun(pinning_lane(device)), self._mail(tensor, target, bases[0])
+            pinning.add_call(f"made_{tensor}_{target}", made.wait)
+            pinning.add(f"{mail} = pin({mail})")
+            pinning.add_call(f"pinned_{tensor}_{target}", pinned.set)
+            self.pinned_signals[tensor, target] = pinned
+
+    def _enter(self, device: int) -> None:
+        """Makes a device's stream the current one."""
+        if self.streams is not None and self.from_host[device] and self.entered != device:
+            self._lane(device).add_call(f"enter_{device}", self.streams.enter(device))
+            self.entered = device
+
+    def _call(self, number: int, run: RunOp) -> None:
+        """Adds the call of an op."""
+        source, call = self._source(run.device), self.slots.op_calls[run.op]
+        torch_device = torch.device(self.placed.devices[run.device].torch_device)
+        expression = source.call(call, partial(self._argument, run.op, run.device), torch_device)  # adds views first
+        targets = [self.view_names.target(slot, self.slots.storages[slot], run.device) for slot in call.results]
+        self._trace_start(number, run.device)
+        source.assign(call, targets, expression)
+        self._trace_end(number, run.device, [target for target in targets if target != "_"])
+
+    def _free(self, names: list[str], device: int) -> None:
+        """Forgets all views of a storage."""
+        if names:
+            self._source(device).add(f"del {', '.join(names)}")
+
+    def _return(self, i: int, slot: Slot, device: int) -> None:
+        """Returns an output of the step."""
+        self._lane(device).add(f"outputs[{i}] = {self.view_names.find(slot, self.slots.storages[slot], device)}")
+
+    @cached_property
+    def _hand_overs(self) -> dict[int, list[tuple[int, int]]]:
+        """For each op on a thread: the (tensor, target) that it puts into the mailbox."""
+        makers = self.slots.graph.producer.tolist()
+        found: dict[int, list[tuple[int, int]]] = {}
+        for copy in self.placed.instructions.sequence:
+            if isinstance(copy, CopyTensor) and self.placed.is_handed_over(copy):
+                found.setdefault(makers[copy.tensor], []).append((copy.tensor, copy.target))
+        return found
+
+    def _argument(self, op: int, device: int, slot: Slot) -> str:
+        """Returns the name of what an op reads."""
+        storage = self.slots.storages[slot]
+        if storage != HOST_VALUE:
+            return self.view_names.find(slot, self.slots.read_versions[op][storage], device)
+        return f"scalars[{self.scalars.position(op, slot)}]"
+
+    # --- copies ---
+
+    def _mail(self, tensor: int, target: int, base: Slot) -> str:
+        return self.mails.setdefault((tensor, target, base), f"mailbox[{len(self.mails)}]")
+
+    def _handed(self, copy: CopyTensor, base: Slot) -> tuple[str, str]:
+        """Returns where a copy finds a view that a thread has made or holds, and the line that forgets it there."""
+        if self.slots.graph.producer[copy.tensor] < 0:
+            return f"residents[{self.positions[base]}]", ""
+        mail = self._mail(copy.tensor, copy.target, base)
+        return mail, f"{mail} = None"
+
+    def _copy_by_reader(self, number: int, copy: CopyTensor) -> None:
+        """Copies between two threads, in the lane of the one that reads."""
+        source = self._lane(copy.target)
+        self.synchronization.wait(number, source)
+        self._trace_start(number, copy.target)
+        first = ""
+        for base in self.placed.copied_bases[copy.tensor, copy.target]:
+            name, (handed, forget) = self.view_names.target(base, copy.tensor, copy.target), self._handed(copy, base)
+            source.add(f"{name} = same_view({first}, {handed})" if first else f"{name} = clone_storage({handed})")
+            first = first or name
+            if forget:
+                source.add(forget)
+        self._trace_end(number, copy.target, [first])
+        self.synchronization.signal(number, source)
+
+    def _copy_by_host(self, number: int, copy: CopyTensor) -> None:
+        """Copies from or to a device that the host launches on, in the channel's stream."""
+        assert self.streams is not None
+        at = copy.source if self.from_host[copy.source] else copy.target
+        source, channel = self._lane(at), (copy.source, copy.target)
+        self.synchronization.wait(number, source)
+        if pinned := self.pinned_signals.get((copy.tensor, copy.target)):
+            source.add_call(f"pinned_{copy.tensor}_{copy.target}", pinned.wait)
+        function = f"copy_{copy.source}_{copy.target}"
+        source.names[function] = self.streams.copy(*channel)
+        self._trace_start(number, at, channel)
+        made = self._fetch(copy, function) if self.from_host[copy.target] else self._send(copy, function)
+        self._trace_end(number, at, [made], channel)
+        self.entered = NO_DEVICE
+        self.synchronization.signal(number, source)
+
+    def _fetch(self, copy: CopyTensor, function: str) -> str:
+        """Copies to a device that the host launches on, and returns the name of the copy."""
+        source, first = self._lane(copy.target), ""
+        for base in self.placed.copied_bases[copy.tensor, copy.target]:
+            if self.from_host[copy.source]:
+                given = whole = self.view_names.find(base, copy.tensor, copy.source)
+                forget = ""
+            else:
+                given, forget = self._handed(copy, base)
+                is_pinned = forget or copy.tensor in self.placed.pinned  # what is in the mailbox is pinned
+                whole = given if is_pinned else f"pin({given})"
+            name = self.view_names.target(base, copy.tensor, copy.target)
+            self._assign_copy(copy, name, *("same_view", first, given) if first else (function, whole))
+            if forget:
+                source.add(forget)
+            first = first or name
+        return first
+
+    def _assign_copy(self, copy: CopyTensor, name: str, function: str, *args: str) -> None:
+        """Assigns a view of a copy to its name."""
+        self._lane(copy.target).add(f"{name} = {function}({', '.join(args)})")
+
+    def _send(self, copy: CopyTensor, function: str) -> str:
+        """Copies to a device with a thread, into the mailbox, and returns the copy's place there."""
+        source, arrivals, first = self._lane(copy.source), self.arrivals.setdefault(copy.target, []), ""
+        bases = self.placed.copied_bases[copy.tensor, copy.target]
+        for base in bases:
+            given, mail = self.view_names.find(base, copy.tensor, copy.source), self._mail(copy.tensor, copy.target, base)
+            name = self.view_names.target(base, copy.tensor, copy.target)
+            source.add(f"{mail} = {given}" if first else f"{mail} = {function}({given})")
+            arrivals += [f"{name} = same_view({first}, {mail})" if first else f"{name} = {mail}", f"{mail} = None"]
+            first = first or name
+        return self._mail(copy.tensor, copy.target, bases[0])
+
+    # --- the trace ---
+
+    def _trace_start(self, number: int, device: int, channel: tuple[int, ...] = ()) -> None:
+        if self.is_traced and self.from_host[device]:
+            assert self.streams is not None
+            self._source(device).add_call(f"start_{number}", self.streams.mark(number, False, channel or (device,)))
+        elif self.is_traced:
+            self._source(device).add("begin = now()")
+
+    def _trace_end(self, number: int, device: int, made: list[str], channel: tuple[int, ...] = ()) -> None:
+        source = self._source(device)
+        if self.is_traced and self.from_host[device]:
+            assert self.streams is not None
+            source.add_call(f"end_{number}", self.streams.mark(number, True, channel or (device,)))
+        if self.is_traced:
+            times = "None, None" if self.from_host[device] else "begin, now()"
+            source.add(f"trace({', '.join([str(number), times, *made])})")
+
+
+def pinning_lane(device: int) -> int:
+    """Returns the lane that pins what a device with a thread makes for those that the host launches on."""
+    return -2 - device
+
+
+def _lane_name(lane: int) -> str:
+    if lane == HOST_LANE:
+        return "lane_host"
+    return f"lane_{lane}" if lane >= 0 else f"lane_{-2 - lane}_pinning"
 
 
 class ViewNames:
-    """Every window that has a name now, by the memory that it is on.
+    """The names that views have now, by the storage that they are of.
 
-    `s5` is slot 5 at its home, `c5_7_1` the same window on the copy of tensor 7 on device 1.
+    `s5` is slot 5 on its home device, `c5_7_1` the same view of the copy of tensor 7 on device 1.
     """
 
     def __init__(self, placed: PlacedStep, positions: dict[Slot, int], source_of: Callable[[int], Source]) -> None:
-        self._values, self._homes = placed.values, placed.homes.tolist()
-        self._positions, self._source_of = positions, source_of  # where each resident stands in its list; a device's lane
-        self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> windows on it
-        self._found: dict[int, dict[str, dict[str, None]]] = {}  # device -> names of `find` since `open`, and where they are
-        self.inner: set[str] = set()  # names that were last given between `open` and `close`
+        self._slots, self._homes = placed.slots, placed.homes.tolist()
+        self._positions, self._source_of = positions, source_of  # of residents in their list; where a device's lines go
+        self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> its views
+        self._found: dict[int, dict[str, dict[str, None]]] = {}  # device in a scope -> views made by `find` -> their dicts
+        self.inner: set[str] = set()  # names that were last given in a scope
 
     def target(self, slot: Slot, tensor: int, device: int) -> str:
-        """Returns the name that a new window is given, or "_" for one that has its name already."""
+        """Returns the name for a new view; "_" if it has its name already."""
         name, names = self._name(slot, tensor, device)
         if name in names:
             return "_"
@@ -42,13 +297,13 @@ class ViewNames:
         return name
 
     def find(self, slot: Slot, tensor: int, device: int) -> str:
-        """Returns the name of a window on a device; it is made there when it is first needed."""
+        """Returns the name of a view on a device; adds the lines that make it when it is first needed."""
         name, names = self._name(slot, tensor, device)
         if name in names:
             return name
         source = self._source_of(device)
-        if slot in self._values.views:
-            call = self._values.views[slot]
+        if slot in self._slots.views:
+            call = self._slots.views[slot]
             expression = source.call(call, lambda other: self.find(other, tensor, device), None)
             targets = [self.target(result, tensor, device) for result in call.results]
             source.assign(call, targets, expression)
@@ -60,321 +315,70 @@ class ViewNames:
         return name
 
     def pop(self, tensor: int, device: int) -> list[str]:
-        """Forgets all windows on a piece of memory, and returns their names."""
+        """Forgets all views of a storage or of a copy, and returns their names."""
         names = list(self._names.pop((tensor, device), ()))
         for name in names:
             self._found.get(device, {}).pop(name, None)
         return names
 
-    def open(self, device: int) -> None:
-        """Lets a device begin a part of its own: what it finds there is made again elsewhere."""
+    def open_scope(self, device: int) -> None:
+        """Begins a part of a device's lines of which views are not seen outside: they are made again there."""
         self._found[device] = {}
 
-    def close(self, device: int) -> list[str]:
-        """Ends a device's part; forgets what it has found there, and returns the names."""
+    def close_scope(self, device: int) -> list[str]:
+        """Ends that part; forgets the views that `find` has made in it, and returns their names."""
         found = self._found.pop(device)
         for name, names in found.items():
             del names[name]
         return list(found)
 
     def _name(self, slot: Slot, tensor: int, device: int) -> tuple[str, dict[str, None]]:
-        """Returns the name of a window on a tensor, and all names on that memory."""
+        """Returns the name of a view, and all names of views of that storage or copy."""
         if self._homes[tensor] == device:
-            return f"s{slot:d}", self._names.setdefault((self._values.storages[slot], device), {})
+            return f"s{slot:d}", self._names.setdefault((self._slots.storages[slot], device), {})
         return f"c{slot:d}_{tensor}_{device}", self._names.setdefault((tensor, device), {})
 
 
-HOST_LANE = -1
-
-
-def pinning_lane(device: int) -> int:
-    """Returns the lane that pins what a CPU device makes for GPUs."""
-    return -2 - device
-
-
-def lane_name(lane: int) -> str:
-    """Returns what a lane's function is called."""
-    if lane == HOST_LANE:
-        return "lane_host"
-    return f"lane_{lane}" if lane >= 0 else f"lane_{-2 - lane}_pinning"
-
-
 class Synchronization:
-    """Gates between lanes, and events between streams."""
+    """The lines that wait for an instruction, and those that signal its end: signals of lanes, events of streams."""
 
-    def __init__(self, waits: Waits, is_gpu: list[bool], streams: Streams | None, alarm: Alarm) -> None:
-        self._waits, self._is_gpu, self._streams, self._alarm = waits, is_gpu, streams, alarm
-        self._gates: dict[int, dict[int, Gate]] = {}  # instruction -> lane that waits for it -> gate
+    def __init__(
+        self, waits: Waits, from_host: tuple[bool, ...], streams: Streams | None, cancellation: Cancellation
+    ) -> None:
+        self._waits, self._from_host, self._streams, self._cancellation = waits, from_host, streams, cancellation
+        self._signals: dict[int, dict[int, Signal]] = {}  # instruction -> lane that waits for it -> signal
         for number, needs in waits.before.items():
-            waiting = self.lane_of(number)
+            waiting = self._lane_of(number)
             for need in needs:
-                if self.lane_of(need) != waiting:
-                    self._gates.setdefault(need, {})[waiting] = Gate(alarm)
-
-    def lane_of(self, number: int) -> int:
-        """Returns the lane that an instruction is in: its CPU device's own, or the host's."""
-        queue = self._waits.queues[number]
-        return HOST_LANE if any(self._is_gpu[device] for device in queue) else queue[0]
+                if self._lane_of(need) != waiting:
+                    self._signals.setdefault(need, {})[waiting] = self.new_signal()
 
     def wait(self, number: int, source: Source) -> None:
         """Adds what an instruction has to wait for."""
-        lane = self.lane_of(number)
+        lane = self._lane_of(number)
         for need in self._waits.before[number]:
-            gate = self._gates.get(need, {}).get(lane)
-            if gate is not None:
-                source.add_call(f"wait_{need}", gate.wait)
-            if self._streams is None or self.lane_of(need) != HOST_LANE:
+            signal = self._signals.get(need, {}).get(lane)
+            if signal is not None:
+                source.add_call(f"wait_{need}", signal.wait)
+            if self._streams is None or self._lane_of(need) != HOST_LANE:
                 continue
             if lane == HOST_LANE:
                 source.add_call(f"after_{need}_{number}", self._streams.wait(need, self._waits.queues[number]))
             else:
                 source.add_call(f"ended_{need}", self._streams.synchronize(need))
 
-    def gate(self) -> Gate:
-        """Returns one more gate between two lanes."""
-        return Gate(self._alarm)
-
-    def tell(self, number: int, source: Source) -> None:
-        """Adds what tells the others that an instruction has ended or, on a GPU, that it is in its queue."""
-        if number in self._waits.awaited and self._streams is not None and self.lane_of(number) == HOST_LANE:
+    def signal(self, number: int, source: Source) -> None:
+        """Adds what tells others that an instruction has ended or, if the host launches it, that it is in its stream."""
+        if number in self._waits.awaited and self._streams is not None and self._lane_of(number) == HOST_LANE:
             source.add_call(f"record_{number}", self._streams.record(number, self._waits.queues[number]))
-        for lane, gate in self._gates.get(number, {}).items():
-            source.add_call(f"open_{number}_{lane + 1}", gate.open)
+        for lane, signal in self._signals.get(number, {}).items():
+            source.add_call(f"signal_{number}_{lane + 1}", signal.set)
 
+    def new_signal(self) -> Signal:
+        """Returns one more signal between two lanes."""
+        return Signal(self._cancellation)
 
-PAUSE_EVERY = 400  # instructions: a GPU's queue holds about a thousand launches, then the host has to wait
-
-PARAMETERS = ("residents", "numbers", "mail", "outputs", "note")
-
-
-@dataclass(frozen=True, eq=False)
-class Lanes:
-    """The functions of one step: by CPU device, its `pinning_lane`, or HOST_LANE. Each takes PARAMETERS."""
-
-    functions: dict[int, Callable[..., None]]
-    num_mails: int
-
-
-class LaneWriter:
-    """Writes the lanes of a placed step.
-
-    With `is_noted` they also note when everything ran, and what it made. With `pause`, which is for steps on GPUs, the host
-    calls that at the start and now and then.
-    """
-
-    def __init__(
-        self, placed: PlacedStep, numbers: HostScalars, positions: dict[Slot, int], streams: Streams | None, alarm: Alarm,
-        is_noted: bool = False, pause: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.placed, self.values, self.numbers, self.positions = placed, placed.values, numbers, positions
-        self.streams, self.is_noted, self.pause = streams, is_noted, pause
-        self.homes = placed.homes.tolist()
-        self.meetings = Synchronization(placed.waits, [device.is_gpu for device in placed.devices], streams, alarm)
-        self.sources: dict[int, Source] = {}
-        self.windows = ViewNames(placed, positions, self._source)
-        self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, window) -> its place in the mailbox
-        self.pin_gates: dict[tuple[int, int], Gate] = {}  # (tensor, target) -> opens when what is in the mailbox is pinned
-        self.arrivals: dict[int, list[str]] = {}  # CPU device -> lines that take copies from the mailbox
-        self.entered = HOST  # the device whose stream is the current one
-
-    def write(self) -> Lanes:
-        """Returns the lanes."""
-        for number, step in enumerate(self.placed.instructions.steps):
-            if self.pause is not None and number % PAUSE_EVERY == 0:
-                self._lane(next(i for i, device in enumerate(self.placed.devices) if device.is_gpu)).add_call(
-                    "pause", self.pause
-                )
-            match step:
-                case Run():
-                    self._run(number, step)
-                case Copy() if self.placed.devices[step.source].is_gpu or self.placed.devices[step.target].is_gpu:
-                    self._copy_by_host(number, step)
-                case Copy():
-                    self._copy_by_reader(number, step)
-                case Free():
-                    self._free(self.windows.pop(step.tensor, step.device), step.device)
-        for i, slot in enumerate(self.values.program.outputs):
-            self._return(i, slot, self.homes[self.values.storages[slot]])
-        del self.windows  # they know this writer, and would keep it and what it knows
-        return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
-
-    def _source(self, device: int) -> Source:
-        """Returns where the lines of a device's ops go."""
-        return self._lane(device)
-
-    def _lane(self, device: int) -> Source:
-        """Returns the lane that launches for a device."""
-        return self._begun(HOST_LANE if self.placed.devices[device].is_gpu else device)
-
-    def _begun(self, lane: int) -> Source:
-        """Returns a lane, which begins here if it has not yet."""
-        if lane not in self.sources:
-            source = self.sources[lane] = Source(lane_name(lane), PARAMETERS)
-            source.names |= {"copy_window": copy_window, "share_window": share_window, "now": perf_counter}
-            if self.streams is not None:
-                source.names["pin"] = self.streams.pin
-        return self.sources[lane]
-
-    # --- ops ---
-
-    def _run(self, number: int, step: Run) -> None:
-        source = self._lane(step.device)
-        self.meetings.wait(number, source)
-        for line in self.arrivals.pop(step.device, ()):
-            source.add(line)
-        self._enter(step.device)
-        self._call(number, step)
-        for tensor, target in self._posts.get(step.op, ()):
-            self._post(tensor, step.device, target)
-        self.meetings.tell(number, source)
-
-    def _post(self, tensor: int, device: int, target: int) -> None:
-        """Hands what a CPU device has made to those who copy it; for a GPU it is pinned before."""
-        source, bases = self._lane(device), self.placed.copied_bases[tensor, target]
-        for base in bases:
-            source.add(f"{self._mail(tensor, target, base)} = {self.windows.find(base, tensor, device)}")
-        if self.placed.devices[target].is_gpu:
-            made, pinned = self.meetings.gate(), self.meetings.gate()
-            source.add_call(f"made_{tensor}_{target}", made.open)
-            pinning, mail = self._begun(pinning_lane(device)), self._mail(tensor, target, bases[0])
-            pinning.add_call(f"made_{tensor}_{target}", made.wait)
-            pinning.add(f"{mail} = pin({mail})")
-            pinning.add_call(f"pinned_{tensor}_{target}", pinned.open)
-            self.pin_gates[tensor, target] = pinned
-
-    def _enter(self, device: int) -> None:
-        """Makes a GPU's stream the current one."""
-        if self.streams is not None and self.placed.devices[device].is_gpu and self.entered != device:
-            self._lane(device).add_call(f"enter_{device}", self.streams.enter(device))
-            self.entered = device
-
-    def _call(self, number: int, step: Run) -> None:
-        """Adds the call of an op."""
-        source, call = self._source(step.device), self.values.op_calls[step.op]
-        torch_device = torch.device(self.placed.devices[step.device].torch_device)
-        expression = source.call(call, partial(self._argument, step.op, step.device), torch_device)  # makes windows
-        targets = [self.windows.target(slot, self.values.storages[slot], step.device) for slot in call.results]
-        self._note_start(number, step.device)
-        source.assign(call, targets, expression)
-        self._note_end(number, step.device, [target for target in targets if target != "_"])
-
-    def _free(self, names: list[str], device: int) -> None:
-        """Forgets all windows on a piece of memory."""
-        if names:
-            self._source(device).add(f"del {', '.join(names)}")
-
-    def _return(self, i: int, slot: Slot, device: int) -> None:
-        """Hands out what the step was run for."""
-        self._lane(device).add(f"outputs[{i}] = {self.windows.find(slot, self.values.storages[slot], device)}")
-
-    @cached_property
-    def _posts(self) -> dict[int, list[tuple[int, int]]]:
-        """For each op of a CPU device: (tensor, target) that it hands to those who copy what it made."""
-        makers = self.values.graph.producer.tolist()
-        posts: dict[int, list[tuple[int, int]]] = {}
-        for step in self.placed.instructions.steps:
-            if isinstance(step, Copy) and self.placed.is_handed_over(step):
-                posts.setdefault(makers[step.tensor], []).append((step.tensor, step.target))
-        return posts
-
-    def _argument(self, op: int, device: int, slot: Slot) -> str:
-        """Returns the name of what an op reads."""
-        storage = self.values.storages[slot]
-        if storage != HOST:
-            return self.windows.find(slot, self.values.read_versions[op][storage], device)
-        return f"numbers[{self.numbers.wanted[self.numbers.reads[op][slot]]}]"
-
-    # --- copies ---
-
-    def _mail(self, tensor: int, target: int, base: Slot) -> str:
-        return self.mails.setdefault((tensor, target, base), f"mail[{len(self.mails)}]")
-
-    def _handed(self, step: Copy, base: Slot) -> tuple[str, str]:
-        """Returns where a copy finds a window of a CPU device's, and the line that forgets it."""
-        if self.values.graph.producer[step.tensor] < 0:
-            return f"residents[{self.positions[base]}]", ""
-        mail = self._mail(step.tensor, step.target, base)
-        return mail, f"{mail} = None"
-
-    def _copy_by_reader(self, number: int, step: Copy) -> None:
-        """Copies between CPU devices, in the lane of the one that reads."""
-        source = self._lane(step.target)
-        self.meetings.wait(number, source)
-        self._note_start(number, step.target)
-        first = ""
-        for base in self.placed.copied_bases[step.tensor, step.target]:
-            name, (handed, forget) = self.windows.target(base, step.tensor, step.target), self._handed(step, base)
-            source.add(f"{name} = share_window({first}, {handed})" if first else f"{name} = copy_window({handed})")
-            first = first or name
-            if forget:
-                source.add(forget)
-        self._note_end(number, step.target, [first])
-        self.meetings.tell(number, source)
-
-    def _copy_by_host(self, number: int, step: Copy) -> None:
-        """Copies from or to a GPU, in the channel's stream."""
-        assert self.streams is not None
-        at = step.source if self.placed.devices[step.source].is_gpu else step.target
-        source, channel = self._lane(at), (step.source, step.target)
-        self.meetings.wait(number, source)
-        if pinned := self.pin_gates.get((step.tensor, step.target)):
-            source.add_call(f"pinned_{step.tensor}_{step.target}", pinned.wait)
-        copy = f"copy_{step.source}_{step.target}"
-        source.names[copy] = self.streams.copy(*channel)
-        self._note_start(number, at, channel)
-        made = self._fetch(step, copy) if self.placed.devices[step.target].is_gpu else self._send(step, copy)
-        self._note_end(number, at, [made], channel)
-        self.entered = HOST
-        self.meetings.tell(number, source)
-
-    def _fetch(self, step: Copy, copy: str) -> str:
-        """Copies to a GPU, and returns the name of the copy."""
-        source, first = self._lane(step.target), ""
-        for base in self.placed.copied_bases[step.tensor, step.target]:
-            if self.placed.devices[step.source].is_gpu:
-                given = whole = self.windows.find(base, step.tensor, step.source)
-                forget = ""
-            else:
-                given, forget = self._handed(step, base)
-                is_pinned = forget or step.tensor in self.placed.pinned  # what came by mail is pinned
-                whole = given if is_pinned else f"pin({given})"
-            name = self.windows.target(base, step.tensor, step.target)
-            self._land(step, name, *("share_window", first, given) if first else (copy, whole))
-            if forget:
-                source.add(forget)
-            first = first or name
-        return first
-
-    def _land(self, step: Copy, name: str, function: str, *args: str) -> None:
-        """Gives a window on a GPU's copy its name."""
-        self._lane(step.target).add(f"{name} = {function}({', '.join(args)})")
-
-    def _send(self, step: Copy, copy: str) -> str:
-        """Copies from a GPU into the mailbox of a CPU device, and returns the copy's place in it."""
-        source, arrivals, first = self._lane(step.source), self.arrivals.setdefault(step.target, []), ""
-        bases = self.placed.copied_bases[step.tensor, step.target]
-        for base in bases:
-            given, mail = self.windows.find(base, step.tensor, step.source), self._mail(step.tensor, step.target, base)
-            name = self.windows.target(base, step.tensor, step.target)
-            source.add(f"{mail} = {given}" if first else f"{mail} = {copy}({given})")
-            arrivals += [f"{name} = share_window({first}, {mail})" if first else f"{name} = {mail}", f"{mail} = None"]
-            first = first or name
-        return self._mail(step.tensor, step.target, bases[0])
-
-    # --- notes ---
-
-    def _note_start(self, number: int, device: int, channel: tuple[int, ...] = ()) -> None:
-        if self.is_noted and self.placed.devices[device].is_gpu:
-            assert self.streams is not None
-            self._source(device).add_call(f"start_{number}", self.streams.mark(number, False, channel or (device,)))
-        elif self.is_noted:
-            self._source(device).add("begin = now()")
-
-    def _note_end(self, number: int, device: int, made: list[str], channel: tuple[int, ...] = ()) -> None:
-        source = self._source(device)
-        if self.is_noted and self.placed.devices[device].is_gpu:
-            assert self.streams is not None
-            source.add_call(f"end_{number}", self.streams.mark(number, True, channel or (device,)))
-        if self.is_noted:
-            times = "None, None" if self.placed.devices[device].is_gpu else "begin, now()"
-            source.add(f"note({', '.join([str(number), times, *made])})")
+    def _lane_of(self, number: int) -> int:
+        """Returns the lane of an instruction: a thread's own, or the host's."""
+        queue = self._waits.queues[number]
+        return HOST_LANE if any(self._from_host[device] for device in queue) else queue[0]

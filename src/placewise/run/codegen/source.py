@@ -1,4 +1,4 @@
-"""Straight-line Python source: prepared functions and arguments, so that a step costs the host no more than a plain loop."""
+"""Straight-line Python source with prepared functions and arguments, as fast for the host as a plain loop over the ops."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from placewise.graph_capture.program import HERE, Call, Slot
 
 
 class Source:
-    """The text of one function while it grows, and the names that it finds its functions and constants by."""
+    """The text of one function while it is written, and the functions and constants that it uses, by name."""
 
     def __init__(self, name: str, parameters: tuple[str, ...]) -> None:
         self.name = name
@@ -27,35 +27,35 @@ class Source:
         self.lines.append(line)
 
     def add_call(self, name: str, function: Callable[[], Any]) -> None:
-        """Adds a call of a prepared function."""
+        """Adds a call of a prepared function, without arguments."""
         self.names[name] = function
         self.add(f"{name}()")
 
     def branch(self) -> "Source":
-        """Returns other lines with the same names."""
+        """Returns an empty text that shares the names of this one."""
         branch = copy(self)
         branch.lines = []
         return branch
 
     def build(self) -> Callable[..., Any]:
-        """Returns the function."""
+        """Returns the compiled function."""
         body = "\n ".join(self.lines or ["pass"])
         text = f"def {self.name}({', '.join(self._parameters)}):\n {body}\n"
         exec(compile(text, f"<placewise {self.name}>", "exec"), self.names)
-        function: Callable[..., Any] = self.names.pop(self.name)  # in its own globals it would never go
+        function: Callable[..., Any] = self.names.pop(self.name)  # as one of its own globals it would never be freed
         return function
 
     def function(self, function: Any) -> str:
-        """Returns the name of a function; ATen's overloads are called without the layer that Python puts around them."""
+        """Returns the name of a function; ATen's overloads are called without their Python layer."""
         name = self._functions.get(id(function))
         if name is None:
             name = self._functions[id(function)] = f"f{len(self._functions)}"
             self.names[name] = function._op if isinstance(function, OpOverload) else function
-            self.names[f"{name}_kept"] = function  # so that its id stays its own
+            self.names[f"{name}_kept"] = function  # so that its id is not reused
         return name
 
     def constant(self, value: Any) -> str:
-        """Returns the name of a value that has no literal."""
+        """Returns the name of a value that can't be written as a literal."""
         key = (type(value), id(value)) if isinstance(value, Tensor) else (type(value), repr(value))
         if key not in self._constants:
             self._constants[key] = f"k{len(self._constants)}"
@@ -70,21 +70,21 @@ class Source:
         if value is None or kind in (int, bool, str) or (kind is float and math.isfinite(value)):
             return repr(value)
         if kind is list and value and all(type(entry) is int for entry in value):
-            return repr(tuple(value))  # the compiler keeps a tuple, and would make a list anew in every step
+            return repr(tuple(value))  # a tuple is a constant of the code, a list would be made again in every step
         if kind in (list, tuple):
             entries = ", ".join(self.literal(entry, name_of) for entry in value)
             return f"[{entries}]" if kind is list else f"({entries},)" if value else "()"
         return self.constant(value)
 
     def call(self, call: Call, name_of: Callable[[Slot], str], device: Any) -> str:
-        """Returns a call as an expression, for an op that runs on a device."""
+        """Returns a call as an expression; `device` is where the op runs."""
         given = [self.literal(value, name_of) for value in call.args]
         for key, value in call.kwargs.items():
             given.append(f"{key}={self.constant(device) if value is HERE else self.literal(value, name_of)}")
         return f"{self.function(call.function)}({', '.join(given)})"
 
     def assign(self, call: Call, targets: list[str], expression: str) -> None:
-        """Adds the call with a name for each tensor that it returns; "_" for one that is not wanted."""
+        """Adds a call that assigns the tensors that it returns to these names; "_" for one that is not needed."""
         if all(target == "_" for target in targets):
             self.add(expression)
             return
@@ -97,9 +97,9 @@ class Source:
         else:
             self.add(f"{', '.join(targets)}, = tensors_of({expression})")
         if "_" in targets:
-            self.add("_ = None")  # it must keep no memory alive
+            self.add("_ = None")  # so that it keeps no memory alive
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """Returns the tensors among what a call has returned; others are None, or numbers."""
+    """Returns the tensors among what a call has returned; the rest is None, or numbers."""
     return [value for value in values if isinstance(value, Tensor)]

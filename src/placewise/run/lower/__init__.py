@@ -1,1 +1,1 @@
-"""A placement and an order become instructions, and the waits between them."""
+"""A placement and an order become instructions, and it is worked out which of them must wait for which."""

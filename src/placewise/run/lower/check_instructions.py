@@ -1,15 +1,15 @@
-"""Checks instructions against the graph that they are for; it shares no code with the lowering."""
+"""Checks instructions against their graph; shares no code with the lowering."""
 
 import numpy as np
 
 from placewise.core.arrays import Ints, frozen
 from placewise.core.errors import PlanError
 from placewise.core.graph import Graph
-from placewise.run.lower.instructions import Copy, Free, Instructions, Run
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 
 
 class _Memory:
-    """What each device holds while the instructions are read one after the other."""
+    """What each device holds, while the instructions are followed one after the other."""
 
     def __init__(self, graph: Graph, homes: list[int], num_devices: int) -> None:
         self.graph, self.homes = graph, homes
@@ -17,9 +17,9 @@ class _Memory:
         self.sizes = graph.tensors.nbytes.tolist()
         self.makers = graph.producer.tolist()
         self.used = [0] * num_devices
-        self.copies: set[tuple[int, int]] = set()  # (tensor, device): there now
+        self.copies: set[tuple[int, int]] = set()  # (tensor, device) that is there now
         self.were_copied: set[tuple[int, int]] = set()
-        self.made: set[int] = set()  # storages that are there now
+        self.made: set[int] = set()  # storages that exist now
         self.freed: set[int] = set()
         self.ran: set[int] = set()
         for tensor, maker in enumerate(self.makers):
@@ -27,65 +27,67 @@ class _Memory:
                 self.used[homes[tensor]] += self.sizes[tensor]
 
     def holds(self, tensor: int, device: int) -> bool:
-        """Whether a tensor's value is on a device."""
+        """Whether the value of a tensor is on a device."""
         if device != self.homes[tensor]:
             return (tensor, device) in self.copies
         is_written = self.makers[tensor] < 0 or self.makers[tensor] in self.ran
         return is_written and self.storages[tensor] not in self.freed
 
-    def run(self, step: Run) -> str:
+    def run(self, instruction: RunOp) -> str:
         ops = self.graph.ops
-        if step.op >= len(ops) or step.op in self.ran:
-            return "there is no such op" if step.op >= len(ops) else "the op has run already"
-        for tensor in ops.reads[step.op].tolist():
-            if not self.holds(tensor, step.device):
-                return f"input {tensor} {self.graph.tensors.names[tensor]!r} is not there"
-        for op in ops.after[step.op].tolist():
+        if instruction.op >= len(ops) or instruction.op in self.ran:
+            return "there is no such op" if instruction.op >= len(ops) else "the op has already run"
+        for tensor in ops.reads[instruction.op].tolist():
+            if not self.holds(tensor, instruction.device):
+                return f"input {tensor} {self.graph.tensors.names[tensor]!r} is not on the device"
+        for op in ops.after[instruction.op].tolist():
             if op not in self.ran:
                 return f"op {op} {ops.names[op]!r} must have run before it"
-        for tensor in ops.writes[step.op].tolist():
-            if self.homes[tensor] != step.device:
-                return f"it writes tensor {tensor}, whose home is another device"
+        for tensor in ops.writes[instruction.op].tolist():
+            if self.homes[tensor] != instruction.device:
+                return f"it writes tensor {tensor}, which belongs to another device"
             if self.storages[tensor] in self.freed:
                 return f"it writes the memory of tensor {self.storages[tensor]}, which was freed"
             if self.storages[tensor] == tensor:
                 self.made.add(tensor)
-                self.used[step.device] += self.sizes[tensor]
-        self.ran.add(step.op)
+                self.used[instruction.device] += self.sizes[tensor]
+        self.ran.add(instruction.op)
         return ""
 
-    def copy(self, step: Copy) -> str:
-        if step.tensor >= len(self.sizes) or step.source == step.target:
-            return "there is no such tensor" if step.tensor >= len(self.sizes) else "its source is its target"
-        if step.source != self.homes[step.tensor] or not self.holds(step.tensor, step.source):
-            return "the tensor is not at its source"
-        if (step.tensor, step.target) in self.were_copied or step.target == self.homes[step.tensor]:
-            return "the tensor is there already, or was"
-        self.copies.add((step.tensor, step.target))
-        self.were_copied.add((step.tensor, step.target))
-        self.used[step.target] += self.sizes[step.tensor]
+    def copy(self, instruction: CopyTensor) -> str:
+        if instruction.tensor >= len(self.sizes) or instruction.source == instruction.target:
+            return "there is no such tensor" if instruction.tensor >= len(self.sizes) else "it copies to its own source"
+        if instruction.source != self.homes[instruction.tensor] or not self.holds(instruction.tensor, instruction.source):
+            return "the tensor is not on its source"
+        if (instruction.tensor, instruction.target) in self.were_copied or instruction.target == self.homes[
+            instruction.tensor
+        ]:
+            return "the tensor is on its target, or has been copied there before"
+        self.copies.add((instruction.tensor, instruction.target))
+        self.were_copied.add((instruction.tensor, instruction.target))
+        self.used[instruction.target] += self.sizes[instruction.tensor]
         return ""
 
-    def free(self, step: Free) -> str:
-        if step.tensor >= len(self.sizes):
+    def free(self, instruction: FreeTensor) -> str:
+        if instruction.tensor >= len(self.sizes):
             return "there is no such tensor"
-        if (step.tensor, step.device) in self.copies:
-            self.copies.remove((step.tensor, step.device))
-        elif step.device == self.homes[step.tensor] and step.tensor in self.made:
-            if step.tensor in self.kept:
-                return "it holds an output, which lives to the end"
-            self.made.remove(step.tensor)
-            self.freed.add(step.tensor)
+        if (instruction.tensor, instruction.device) in self.copies:
+            self.copies.remove((instruction.tensor, instruction.device))
+        elif instruction.device == self.homes[instruction.tensor] and instruction.tensor in self.made:
+            if instruction.tensor in self.kept:
+                return "it holds an output, which is kept to the end"
+            self.made.remove(instruction.tensor)
+            self.freed.add(instruction.tensor)
         else:
-            return "there is nothing of the tensor to free: it is resident, freed, or was never there"
-        self.used[step.device] -= self.sizes[step.tensor]
+            return "there is nothing to free: the tensor is resident, freed, or was never on the device"
+        self.used[instruction.device] -= self.sizes[instruction.tensor]
         return ""
 
     @property
     def kept(self) -> set[int]:
         return {self.storages[tensor] for tensor in self.graph.outputs.tolist()}
 
-    def leftover(self) -> str:
+    def unfinished(self) -> str:
         if len(self.ran) < len(self.graph.ops):
             return f"op {min(set(range(len(self.graph.ops))) - self.ran)} never runs"
         if self.copies:
@@ -98,23 +100,23 @@ class _Memory:
 def check_instructions(graph: Graph, homes: Ints, instructions: Instructions) -> Ints:
     """Returns the bytes in use on each device at each launch of an op: [ops, devices].
 
-    `homes` [tensors] is the device where each tensor comes into being. A PlanError names the first instruction that
-    breaks a rule: an op's inputs are on its device when it is launched, a tensor is copied to a device once, every
-    storage that the step makes and every copy is freed once, resident storages and those of outputs never.
+    `homes` [tensors] is the device that each tensor is made on, or is resident on. A PlanError names the first instruction
+    that breaks a rule: an op's inputs are on its device when it is launched; a tensor is copied to a device once; every
+    storage that the step makes, and every copy, is freed once; storages of residents and outputs are never freed.
     """
     memory = _Memory(graph, np.asarray(homes).tolist(), len(instructions.device_names))
     usage = []
-    for number, step in enumerate(instructions.steps):
-        match step:
-            case Run():
-                problem = memory.run(step)
+    for number, instruction in enumerate(instructions.sequence):
+        match instruction:
+            case RunOp():
+                problem = memory.run(instruction)
                 usage.append(list(memory.used))
-            case Copy():
-                problem = memory.copy(step)
-            case Free():
-                problem = memory.free(step)
+            case CopyTensor():
+                problem = memory.copy(instruction)
+            case FreeTensor():
+                problem = memory.free(instruction)
         if problem:
-            raise PlanError(f"instruction {number} {step}: {problem}")
-    if problem := memory.leftover():
+            raise PlanError(f"instruction {number} {instruction}: {problem}")
+    if problem := memory.unfinished():
         raise PlanError(f"instructions: {problem}")
     return frozen(np.array(usage, np.int64).reshape(-1, len(instructions.device_names)), np.int64)

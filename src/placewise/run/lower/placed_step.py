@@ -1,4 +1,4 @@
-"""A captured step with its instructions, on real devices: what the lanes are written from."""
+"""A captured step with its instructions, on the devices of this machine: all that the lanes are written from."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,56 +6,61 @@ from functools import cached_property
 from placewise.core.arrays import Ints
 from placewise.graph_capture.program import Slot
 from placewise.run.devices import RealDevice
-from placewise.run.lower.instructions import Copy, Instructions, Run
-from placewise.run.lower.slots import HOST, Slots, is_random, slots_of
+from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
+from placewise.run.lower.slots import HOST_VALUE, Slots, is_random, slots_of
 from placewise.run.lower.waits import Waits, plan_waits
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedStep:
-    """A captured step with its instructions, on real devices."""
+    """A captured step with its instructions, on the devices of this machine."""
 
-    values: Slots
+    slots: Slots
     instructions: Instructions
-    homes: Ints  # [tensors], the device where each comes into being
+    homes: Ints  # [tensors], the device that each is made on, or is resident on
     devices: tuple[RealDevice, ...]
+
+    @cached_property
+    def launches_from_host(self) -> tuple[bool, ...]:
+        """Whether the host launches the ops of each device: [devices]."""
+        return tuple(device.launches_from_host for device in self.devices)
 
     @cached_property
     def waits(self) -> Waits:
         """What has to wait for what."""
-        random_ops = frozenset(op for op, call in enumerate(self.values.op_calls) if is_random(call))
-        return plan_waits(self.values.graph, self.instructions, [d.is_gpu for d in self.devices], random_ops)
+        random_ops = frozenset(op for op, call in enumerate(self.slots.op_calls) if is_random(call))
+        return plan_waits(self.slots.graph, self.instructions, self.launches_from_host, random_ops)
 
     @cached_property
     def pinned(self) -> frozenset[int]:
-        """The model's own tensors that stay in pinned memory: those of CPU devices that GPUs copy and the step writes.
+        """The model's own tensors that stay in pinned memory: the step writes them on a thread, and the host copies them.
 
-        An op that writes runs behind all that read, and so behind the copies. Any other tensor of a CPU device is pinned for
-        each copy: the caller may write it while that is still under way.
+        An op that writes runs after all ops that read, and so after the copies. Any other tensor of a thread is pinned for
+        each copy, because the caller may write it while that is still running.
         """
-        own = {r.tensor for r in self.values.program.residents if r.kind in ("parameter", "buffer")}
-        storages, is_gpu = self.values.graph.storage.tolist(), [device.is_gpu for device in self.devices]
+        own = {r.tensor for r in self.slots.program.residents if r.kind in ("parameter", "buffer")}
+        storages, from_host = self.slots.graph.storage.tolist(), self.launches_from_host
         return frozenset(
-            step.tensor
-            for step in self.instructions.steps
-            if isinstance(step, Copy) and step.tensor in own and is_gpu[step.target] and not is_gpu[step.source]
-            if storages[step.tensor] in self.values.written_storages
+            copy.tensor
+            for copy in self.instructions.sequence
+            if isinstance(copy, CopyTensor) and copy.tensor in own and from_host[copy.target] and not from_host[copy.source]
+            if storages[copy.tensor] in self.slots.written_storages
         )
 
-    def is_handed_over(self, copy: Copy) -> bool:
-        """Whether an op of a CPU device makes what is copied, and hands it to those who copy."""
-        return not self.devices[copy.source].is_gpu and bool(self.values.graph.producer[copy.tensor] >= 0)
+    def is_handed_over(self, copy: CopyTensor) -> bool:
+        """Whether an op on a thread makes what is copied, and so puts it into the mailbox."""
+        return not self.launches_from_host[copy.source] and bool(self.slots.graph.producer[copy.tensor] >= 0)
 
     @cached_property
     def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
-        """For each (tensor, device) that is copied: the windows that its readers there start from."""
-        homes, storages = self.homes.tolist(), self.values.storages
+        """For each (tensor, device) that is copied: the slots that its readers' views start from."""
+        homes, storages = self.homes.tolist(), self.slots.storages
         found: dict[tuple[int, int], dict[Slot, None]] = {}
-        for step in self.instructions.steps:
-            if isinstance(step, Run):
-                versions = self.values.read_versions[step.op]
-                for slot in slots_of(self.values.op_calls[step.op]):
-                    if storages[slot] != HOST and homes[versions[storages[slot]]] != step.device:
-                        key = (versions[storages[slot]], step.device)
-                        found.setdefault(key, {})[self.values.base_of(slot)] = None
+        for instruction in self.instructions.sequence:
+            if isinstance(instruction, RunOp):
+                versions = self.slots.read_versions[instruction.op]
+                for slot in slots_of(self.slots.op_calls[instruction.op]):
+                    if storages[slot] != HOST_VALUE and homes[versions[storages[slot]]] != instruction.device:
+                        key = (versions[storages[slot]], instruction.device)
+                        found.setdefault(key, {})[self.slots.base_of(slot)] = None
         return {key: tuple(bases) for key, bases in found.items()}

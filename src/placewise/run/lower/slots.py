@@ -1,4 +1,4 @@
-"""What each slot of a program is: a window on one of the graph's storages, or a value that the host keeps."""
+"""What each slot of a program is: a view of one of the graph's storages, or a value that the host keeps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,33 +13,33 @@ from placewise.core.graph import Graph
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Call, Program, Slot
 
-HOST = -1  # in the place of a storage
+HOST_VALUE = -1  # instead of a storage
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """A captured step, with the memory that each of its values is in.
+    """A captured step, with the storage that each of its slots is a view of.
 
-    A slot is a window, whatever is in the memory at the time: where an op writes in place, the slot stays and the graph's
-    tensor changes. So a slot and a tensor together say which value an op reads.
+    A slot is a view, whatever the storage holds at the time: when an op writes in place, the slot stays the same and the
+    graph has a new tensor. So it takes a slot and a tensor to know which value an op reads.
     """
 
     graph: Graph
     program: Program
-    storages: tuple[int, ...]  # [slots], the graph's tensor that owns the memory, or HOST
+    storages: tuple[int, ...]  # [slots], the graph's tensor that owns the storage, or HOST_VALUE
     op_calls: tuple[Call, ...]  # [ops]
-    views: dict[Slot, Call]  # how a window is made of another one on the same storage
+    views: dict[Slot, Call]  # how a view is made from another view of the same storage
     host_calls: tuple[Call, ...]  # in program order
 
     @classmethod
     def of(cls, step: CapturedStep) -> "Slots":
-        """Returns the values of a captured step."""
+        """Returns the slots of a captured step."""
         graph, program = step.graph, step.program
-        storages = [HOST] * program.num_slots
+        storages = [HOST_VALUE] * program.num_slots
         owners = graph.storage.tolist()
         known = {resident.slot for resident in program.residents}
         for resident in program.residents:
-            storages[resident.slot] = owners[resident.tensor] if resident.tensor >= 0 else HOST
+            storages[resident.slot] = owners[resident.tensor] if resident.tensor >= 0 else HOST_VALUE
         op_calls: list[Call] = [None] * len(graph.ops)  # type: ignore[list-item]
         views: dict[Slot, Call] = {}
         host_calls = []
@@ -51,25 +51,25 @@ class Slots:
                 for slot, storage in zip(fresh, _made(graph, call, len(fresh)), strict=True):
                     storages[slot] = storage
                 continue
-            source = next((storages[slot] for slot in slots_of(call) if storages[slot] != HOST), HOST)
-            if source == HOST:
+            source = next((storages[slot] for slot in slots_of(call) if storages[slot] != HOST_VALUE), HOST_VALUE)
+            if source == HOST_VALUE:
                 host_calls.append(call)
             for slot in fresh:
                 storages[slot] = source
-                if source != HOST:
+                if source != HOST_VALUE:
                     views[slot] = call
         return cls(graph, program, tuple(storages), tuple(op_calls), views, tuple(host_calls))
 
     @cached_property
     def read_versions(self) -> tuple[dict[int, int], ...]:
-        """For each op and each storage that it reads: the graph's tensor that is in it then."""
+        """For each op, by each storage that it reads: the graph's tensor that the storage holds then."""
         storages, reads = self.graph.storage.tolist(), self.graph.ops.reads.lists()
         return tuple({storages[tensor]: tensor for tensor in row} for row in reads)
 
     def base_of(self, slot: Slot) -> Slot:
-        """Returns the window that a view was made of in the end: a resident's, or one that an op made."""
+        """Returns the slot that a view was made from in the first place: a resident's, or one that an op made."""
         while slot in self.views:
-            slot = next(source for source in slots_of(self.views[slot]) if self.storages[source] != HOST)
+            slot = next(source for source in slots_of(self.views[slot]) if self.storages[source] != HOST_VALUE)
         return slot
 
     @cached_property
@@ -81,12 +81,14 @@ class Slots:
 
 
 def _made(graph: Graph, call: Call, count: int) -> list[int]:
-    """Returns the storage of each of the windows that an op makes."""
+    """Returns the storage of each of the slots that an op makes."""
     made = [tensor for tensor in graph.ops.writes[call.op].tolist() if graph.tensors.alias_of[tensor] < 0]
     if len(made) == 1:
-        return made * count  # several windows on one storage
+        return made * count  # several views of one storage
     if len(made) < count:
-        raise ExecutionError(f"ops[{call.op}] {graph.ops.names[call.op]!r}: returns tensors that share their memory")
+        raise ExecutionError(
+            f"ops[{call.op}] {graph.ops.names[call.op]!r}: returns tensors that share memory, which can't be run"
+        )
     return made[:count]
 
 
@@ -116,5 +118,5 @@ def written_slots(call: Call) -> list[Slot]:
 
 
 def is_random(call: Call) -> bool:
-    """Whether a call draws from a generator."""
+    """Whether a call draws from a random generator."""
     return isinstance(call.function, OpOverload) and Tag.nondeterministic_seeded in call.function.tags

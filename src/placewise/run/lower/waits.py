@@ -1,95 +1,101 @@
-"""Which instruction must wait for which other one: only where two queues meet, and never twice for the same news.
+"""Which instruction must wait for which: only where two queues meet, and never for what a queue already knows.
 
-A queue is a device, or a channel of copies of its own. The workers of CPU devices make copies among themselves in the
-reader's queue; copies from or to a GPU run in a channel.
+A queue is a device, or a channel of copies. The threads of devices that don't launch from the host copy among themselves in
+the reader's queue; a copy from or to a device that the host launches on has its channel's queue.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placewise.core.graph import Graph
-from placewise.run.lower.instructions import Copy, Instructions, Run
+from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
 
-Queue = tuple[int, ...]  # (device,), or (source, target)
+Queue = tuple[int, ...]  # (device,), or (source, target) of a channel
+
+HOST: Queue = ()  # the host's lane itself, which launches for all queues that are not a thread's
 
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """For each instruction the others that its queue has to wait for just before it, by their numbers."""
+    """For each instruction, by number: the instructions that its queue has to wait for just before it."""
 
     queues: dict[int, Queue]  # instruction -> where it runs
     before: dict[int, tuple[int, ...]]  # instruction -> instructions of other queues
     awaited: frozenset[int]  # the instructions that some queue waits for
 
 
-class _Clocks:
-    """What each queue knows to have ended: how far it has seen every other queue.
-
-    News of a CPU device reach all GPU queues at once, for one host thread launches them all and waits itself.
-    """
-
-    def __init__(self, is_gpu: Sequence[bool]) -> None:
-        self.is_gpu = is_gpu
-        self.seen: dict[Queue, dict[Queue, int]] = {}  # queue -> other queue -> last instruction that has ended
-        self.at: dict[int, dict[Queue, int]] = {}  # what was known when an instruction ended
-
-    def lane(self, queue: Queue) -> Queue:
-        """Returns who waits: a CPU device's worker itself, or the host for all GPU queues."""
-        return queue if not any(self.is_gpu[device] for device in queue) else ()
-
-    def wait(self, queue: Queue, source: int, source_queue: Queue) -> bool:
-        """Whether a queue has to wait for an instruction; if so, it knows from now on what was known there."""
-        host = self.lane(queue)
-        if source_queue == queue or any(
-            self.seen.get(knower, {}).get(source_queue, -1) >= source for knower in (queue, host)
-        ):
-            return False
-        knower = host if self.lane(source_queue) == source_queue else queue
-        known = self.seen.setdefault(knower, {})
-        for other, last in self.at[source].items():
-            known[other] = max(last, known.get(other, -1))
-        return True
-
-    def end(self, queue: Queue, number: int) -> None:
-        """Notes that an instruction has been put into its queue."""
-        known = self.seen.setdefault(queue, {})
-        known[queue] = number
-        host = self.seen.get(self.lane(queue), {})
-        self.at[number] = {**host, **{other: max(last, host.get(other, -1)) for other, last in known.items()}}
-
-
 def plan_waits(
-    graph: Graph, instructions: Instructions, is_gpu: Sequence[bool], random_ops: frozenset[int] = frozenset()
+    graph: Graph,
+    instructions: Instructions,
+    launches_from_host: Sequence[bool],
+    random_ops: frozenset[int] = frozenset(),
 ) -> Waits:
-    """Returns what has to wait for what.
+    """Returns what has to wait for what; `launches_from_host` is by device.
 
     An op waits for the copies that it reads and for its `after` ops, a copy for the op that makes its tensor. Random ops
-    of CPU devices wait for each other, in launch order: they draw from one generator.
+    on threads wait for each other, in launch order: they draw from one generator.
     """
     reads, after, makers = graph.ops.reads.lists(), graph.ops.after.lists(), graph.producer.tolist()
-    clocks = _Clocks(is_gpu)
+    clocks = _VectorClocks(launches_from_host)
     queues: dict[int, Queue] = {}
     before: dict[int, tuple[int, ...]] = {}
     ran: dict[int, int] = {}  # op -> its instruction
     copied: dict[tuple[int, int], int] = {}  # (tensor, target) -> its instruction
     last_draw = -1
-    for number, step in enumerate(instructions.steps):
-        if isinstance(step, Run):
-            queue: Queue = (step.device,)
-            needs = [copied[tensor, step.device] for tensor in reads[step.op] if (tensor, step.device) in copied]
-            needs += [ran[op] for op in after[step.op]]
-            if step.op in random_ops and not is_gpu[step.device]:
+    for number, instruction in enumerate(instructions.sequence):
+        if isinstance(instruction, RunOp):
+            op, device = instruction.op, instruction.device
+            queue: Queue = (device,)
+            needs = [copied[tensor, device] for tensor in reads[op] if (tensor, device) in copied]
+            needs += [ran[earlier] for earlier in after[op]]
+            if op in random_ops and not launches_from_host[device]:
                 needs += [last_draw] if last_draw >= 0 else []
                 last_draw = number
-            ran[step.op] = number
-        elif isinstance(step, Copy):
-            queue = (step.source, step.target) if is_gpu[step.source] or is_gpu[step.target] else (step.target,)
-            needs = [ran[makers[step.tensor]]] if makers[step.tensor] >= 0 else []
-            copied[step.tensor, step.target] = number
+            ran[op] = number
+        elif isinstance(instruction, CopyTensor):
+            tensor, source, target = instruction.tensor, instruction.source, instruction.target
+            queue = (source, target) if launches_from_host[source] or launches_from_host[target] else (target,)
+            needs = [ran[makers[tensor]]] if makers[tensor] >= 0 else []
+            copied[tensor, target] = number
         else:
             continue
-        found = tuple(need for need in sorted(set(needs), reverse=True) if clocks.wait(queue, need, queues[need]))
-        before[number] = found
+        before[number] = tuple(need for need in sorted(set(needs), reverse=True) if clocks.wait(queue, need, queues[need]))
         queues[number] = queue
-        clocks.end(queue, number)
+        clocks.add(queue, number)
     return Waits(queues, before, frozenset(need for needs in before.values() for need in needs))
+
+
+class _VectorClocks:
+    """The last instruction of every other queue that each queue knows to have ended.
+
+    What the host waits for itself, an op on a thread, is known to all queues that it launches on from then on.
+    """
+
+    def __init__(self, launches_from_host: Sequence[bool]) -> None:
+        self.launches_from_host = launches_from_host
+        self.seen: dict[Queue, dict[Queue, int]] = {}  # queue -> other queue -> the last instruction that has ended there
+        self.at: dict[int, dict[Queue, int]] = {}  # instruction -> what was known when it ended
+
+    def wait(self, queue: Queue, source: int, source_queue: Queue) -> bool:
+        """Whether a queue has to wait for an instruction; if so, it learns what is known there."""
+        waiter = self._waiter(queue)
+        if source_queue == queue or any(
+            self.seen.get(knower, {}).get(source_queue, -1) >= source for knower in (queue, waiter)
+        ):
+            return False
+        knower = waiter if self._waiter(source_queue) == source_queue else queue
+        known = self.seen.setdefault(knower, {})
+        for other, last in self.at[source].items():
+            known[other] = max(last, known.get(other, -1))
+        return True
+
+    def add(self, queue: Queue, number: int) -> None:
+        """Puts an instruction into its queue."""
+        known = self.seen.setdefault(queue, {})
+        known[queue] = number
+        host = self.seen.get(self._waiter(queue), {})
+        self.at[number] = {**host, **{other: max(last, host.get(other, -1)) for other, last in known.items()}}
+
+    def _waiter(self, queue: Queue) -> Queue:
+        """Returns who waits for threads: a thread itself, or the host for all queues that it launches on."""
+        return HOST if any(self.launches_from_host[device] for device in queue) else queue

@@ -1,1 +1,1 @@
-"""The training step that a user calls."""
+"""The compiled training step that a user calls."""

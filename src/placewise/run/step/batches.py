@@ -1,4 +1,4 @@
-"""Batches: one like the example goes in, anything else is refused."""
+"""Batches: one that is like the example is taken apart into tensors, any other is refused."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from placewise.core.errors import ExecutionError
 
 
 def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Yields the path and the tensor of every entry of a batch that is built like the example."""
+    """Yields the path and the tensor of every entry of a batch; its structure must be the example's."""
     if isinstance(example, Tensor):
         if not isinstance(given, Tensor) or _kind(given) != _kind(example):
             raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
@@ -31,11 +31,11 @@ def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tup
 
 
 def real_batch(example: Any, given: Any) -> dict[str, Tensor]:
-    """Returns the tensors of a batch by their paths; they must have values."""
+    """Returns the tensors of a batch by path; they must have values."""
     found = dict(batch_tensors(example, given))
     for path, tensor in found.items():
         if tensor.is_meta:
-            raise ExecutionError(f"{path}: is on the meta device and has no values: give the step a batch on a real device")
+            raise ExecutionError(f"{path}: is on the meta device and has no values: pass a batch on a real device")
     return found
 
 
@@ -44,10 +44,12 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _check_repeats(example: Tensor, given: Tensor, path: str) -> None:
-    """Refuses values that differ where the example is one value repeated, as expand() makes it: the step has one there."""
+    """Refuses values that differ where the example repeats one by expand(): the step reads only the first of them."""
     for dim, (stride, now) in enumerate(zip(example.stride(), given.stride(), strict=True)):
         if not stride and now and given.shape[dim] > 1 and not bool((given == given.narrow(dim, 0, 1)).all()):
-            raise ExecutionError(f"{path}: the step was captured with values that are all the same along dimension {dim}")
+            raise ExecutionError(
+                f"{path}: the step was captured with values that are all the same along dimension {dim}, got others"
+            )
 
 
 def _describe(value: Any) -> str:
@@ -62,21 +64,24 @@ def _describe(value: Any) -> str:
 
 
 def cut_part(tensor: Tensor, number: int, count: int) -> Tensor:
-    """Returns the rows of a micro-batch; a tensor without rows belongs to all of them."""
+    """Returns the rows of a micro-batch; a tensor without rows belongs to every micro-batch."""
     if count == 1 or not tensor.dim():
         return tensor
     rows = tensor.shape[0] // count
     return tensor.narrow(0, number * rows, rows)
 
 
-def settle(tensor: Tensor, strides: tuple[int, ...], device: torch.device, nbytes: int) -> Tensor:
-    """Returns a tensor on a device with these strides, alone in a storage of `nbytes`; itself where it is so already."""
+def to_layout(tensor: Tensor, strides: tuple[int, ...], device: torch.device, nbytes: int) -> Tensor:
+    """Returns a tensor on a device, with these strides, alone in a storage of `nbytes`; itself if it is already like that.
+
+    With `nbytes` = -1 it is always a new one.
+    """
     storage = tensor.untyped_storage()
     if tensor.device == device and tensor.stride() == strides and storage.nbytes() == nbytes:
         return tensor.detach()
     tensor = tensor.detach()
     for dim, stride in enumerate(strides):
         if not stride and tensor.shape[dim] > 1:  # an expanded dimension is one element in memory
-            return settle(tensor.narrow(dim, 0, 1), strides, device, nbytes).expand(tensor.shape)
+            return to_layout(tensor.narrow(dim, 0, 1), strides, device, nbytes).expand(tensor.shape)
     made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=device)
     return made.copy_(tensor, non_blocking=True)

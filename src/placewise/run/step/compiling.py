@@ -1,8 +1,8 @@
-"""From a plan to a step that runs."""
+"""Compiles a plan: from a placement to a step that runs on this machine."""
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
+from typing import cast
 
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, as_cluster
@@ -11,7 +11,8 @@ from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.presets import PRESETS
-from placewise.run.devices import RealDevice, real_devices
+from placewise.run.backends.protocol import StreamBackend
+from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.slots import Slots
@@ -27,17 +28,19 @@ def compile_plan(
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
 
-    Without a cluster it is the preset that the plan names, or this machine as `placewise detect` describes it.
+    If no cluster is given, it is the preset that the plan names, or this machine as `placewise detect` describes it.
     """
     if not isinstance(step, CapturedStep):
         raise ExecutionError(f"step must be a captured step (placewise.capture), got a {type(step).__name__}")
     if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
-        raise ExecutionError(f'virtual must be a table of GPUs and numbers of slices, {{"cuda:0": 4}}, it is {virtual!r}')
+        raise ExecutionError(
+            f'virtual must be a dict from GPUs to numbers of slices, as in {{"cuda:0": 4}}, got {virtual!r}'
+        )
     source = "plan"
     if cluster is None and plan.cluster in PRESETS:
         cluster = plan.cluster
     elif cluster is None:
-        cluster, source = Cluster.detect(), "plan (no cluster was given, so it is this machine as detected)"
+        cluster, source = Cluster.detect(), "plan (no cluster was given, so this machine was detected)"
     cluster = as_cluster(cluster)
     if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
@@ -54,12 +57,20 @@ def compile_placement(
     devices: tuple[RealDevice, ...],
     cuda_graphs: bool = False,
 ) -> TrainStep:
-    """Returns the step with a placement [groups], launched in an order [ops] or in program order."""
+    """Returns the step in a placement [groups], launched in an order [ops] or in program order."""
     instructions = lower(problem, placement, order)
     placed = PlacedStep(Slots.of(step), instructions, tensor_devices(problem, placement), devices)
-    if not any(device.is_gpu for device in devices):
+    backend = _stream_backend(devices)
+    if backend is None:
         return TrainStep(step, placed)
-    from placewise.run.backends.cuda import CudaStreams
-    from placewise.run.backends.cuda_graphs import CudaGraphs
+    return TrainStep(step, placed, backend.open_streams(devices), backend.graph_recorder(devices) if cuda_graphs else None)
 
-    return TrainStep(step, placed, CudaStreams(devices), partial(CudaGraphs, devices) if cuda_graphs else None)
+
+def _stream_backend(devices: tuple[RealDevice, ...]) -> StreamBackend | None:
+    """Returns the backend of the devices that the host launches on; None if there are none."""
+    launched = [device for device in devices if device.launches_from_host]
+    backends = [backend for backend, _ in group_by_backend(launched)]
+    if len(backends) > 1:
+        kinds = " and ".join(dict.fromkeys(device.kind for device in launched))
+        raise ExecutionError(f"devices of kind {kinds} can't run in one step: use only one kind of accelerator")
+    return cast(StreamBackend, backends[0]) if backends else None

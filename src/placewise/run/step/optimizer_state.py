@@ -1,4 +1,4 @@
-"""The optimizer's state as its first step would make it, without taking that step."""
+"""The optimizer's state as its first step would create it, without taking that step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +13,10 @@ from placewise.graph_capture.program import Program
 
 
 def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Gives the optimizer the state that the program reads, where it is not there yet.
+    """Creates the optimizer's state that the program reads and that does not exist yet.
 
-    The optimizer's own code makes it: a copy of the optimizer takes a step with gradients of zero in which nothing that
-    was there before, and no state once it is made, is changed. What counts is the first value of each.
+    The optimizer's own code creates it: a copy of the optimizer takes a step with gradients of zero. That step writes
+    neither parameters nor state, so state keeps the value that it was created with.
     """
     parameters = dict(model.named_parameters())
     wanted = [resident for resident in program.residents if resident.kind == "state"]
@@ -28,12 +28,12 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         return
     stand_ins = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters.values()}
     twin = copy_optimizer(optimizer, dict(stand_ins))
-    kept = _Kept(stand_ins.values())
+    protection = _WriteProtection(stand_ins.values())
     for name, parameter in parameters.items():
         stand_in = stand_ins[id(parameter)]
-        twin.state[stand_in] = _FirstValues(kept, optimizer.state.get(parameter, {}))
+        twin.state[stand_in] = _FirstValues(protection, optimizer.state.get(parameter, {}))
         stand_in.grad = torch.zeros_like(parameter) if name in missing else None
-    with kept, torch.no_grad():
+    with protection, torch.no_grad():
         twin.step()
     for name in missing:
         made = twin.state[stand_ins[id(parameters[name])]]
@@ -42,24 +42,26 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
 
 
 def _make_momentum(optimizer: torch.optim.SGD, missing: set[nn.Parameter]) -> None:
-    """Gives SGD momentum of zero; its first step takes the gradient itself, which is the same without dampening."""
+    """Creates momentum of zero for SGD; its first step takes the gradient itself, which is the same without dampening."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter in missing:
                 if group["dampening"]:
-                    raise ExecutionError("the first step of SGD with dampening is unlike all others: take it in eager code")
+                    raise ExecutionError(
+                        "the first step of SGD with dampening differs from all others: take it in eager code"
+                    )
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
-class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Leaves out every write into memory that must stay as it is."""
+class _WriteProtection(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Skips every write into memory that must stay as it is."""
 
     def __init__(self, tensors: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages = {tensor.untyped_storage()._cdata for tensor in tensors}
-        self.tensors: list[Tensor] = []  # keeps their addresses from being used again
+        self.tensors: list[Tensor] = []  # keeps their addresses from being reused
 
-    def keep(self, tensor: Tensor) -> None:
+    def protect(self, tensor: Tensor) -> None:
         self.storages.add(tensor.untyped_storage()._cdata)
         self.tensors.append(tensor)
 
@@ -72,20 +74,20 @@ class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _FirstValues(dict[str, Any]):
-    """A parameter's state that remembers the first value of each of its keys."""
+    """A parameter's state that remembers the first value of each key."""
 
-    def __init__(self, kept: _Kept, present: Mapping[str, Any]) -> None:
+    def __init__(self, protection: _WriteProtection, present: Mapping[str, Any]) -> None:
         super().__init__()
         self.first: dict[str, Any] = {}
-        self._kept = kept
+        self._protection = protection
         self.update(present)
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self.first:
-            is_counter = isinstance(value, Tensor) and not value.dim()  # must count, or the step would divide by zero
+            is_counter = isinstance(value, Tensor) and not value.dim()  # it must count, or the step would divide by zero
             self.first[key] = value.clone() if is_counter else value
             if isinstance(value, Tensor) and not is_counter:
-                self._kept.keep(value)
+                self._protection.protect(value)
         super().__setitem__(key, value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:

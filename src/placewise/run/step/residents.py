@@ -1,4 +1,4 @@
-"""A tensor of the graph is a whole storage: copying it moves all bytes, and makes the same window on them."""
+"""What exists before a step starts: the model's own tensors on their home devices, the optimizer's state, and the batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,27 +12,29 @@ from placewise.graph_capture.program import Resident, Slot
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.backends.protocol import Streams
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.step.batches import batch_tensors, cut_part, real_batch, settle
+from placewise.run.step.batches import batch_tensors, cut_part, real_batch, to_layout
 from placewise.run.step.optimizer_state import make_state
-from placewise.run.whole_storages import is_whole
+from placewise.run.storage_copies import fills_storage
 
-Batch = dict[str, Tensor]  # an entry's path -> tensor
+Batch = dict[str, Tensor]  # path of an entry -> tensor
 
 Getter = Callable[[Batch], Any]
 
+Owner = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and the key in it
+
 
 class Residents:
-    """The values of a program's residents; they are looked up anew in every step, so that others may change them between.
+    """The values of a program's residents; every step looks them up again, so that they may be changed between steps.
 
-    A parameter or buffer lives at its home device: it is the model's own tensor, moved there. One that has left (by
-    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back at the next step.
+    A parameter or buffer is the model's own tensor, moved to its home device. One that has been moved away (by
+    `model.cpu()`, or a `load_state_dict` of the optimizer) is brought back by the next step.
     """
 
     def __init__(self, placed: PlacedStep, step: TrainingStep, streams: Streams | None = None) -> None:
-        self._values, self._step, self._program = placed.values, step, placed.values.program
-        self._tensors = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
+        self._slots, self._step, self._program = placed.slots, step, placed.slots.program
+        self._homes = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
         self._streams, self._pinned = streams, placed.pinned
-        self._places = _places(step.model)
+        self._owners = _owners(step.model)
         self._check_model()
         self._make_state()
         self._parameters = dict(step.model.named_parameters())
@@ -41,7 +43,7 @@ class Residents:
         self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
 
     def gather(self, batch: Any) -> list[Any]:
-        """Returns the residents' values, in the program's order; the batch must be like the example."""
+        """Returns the values of the residents, in the program's order; the batch must be like the example."""
         given = real_batch(self._step.batch, batch)
         try:
             return [getter(given) for getter in self._getters]
@@ -51,54 +53,54 @@ class Residents:
         return [getter(given) for getter in self._getters]
 
     def bring_home(self, batch: Any) -> Any:
-        """Returns the batch with each tensor on its home device, where all of its micro-batches have the same.
+        """Returns the batch with each tensor on its home device, unless its micro-batches have different ones.
 
-        The model's own tensors and the optimizer's go home too, as they do in a step.
+        Moves the model's tensors and the optimizer's to theirs too, as a step does.
         """
         homes: dict[str, dict[torch.device, None]] = {}
         for resident in self._program.residents:
             if resident.kind == "input":
-                homes.setdefault(resident.name, {})[self._tensors[resident.tensor]] = None
+                homes.setdefault(resident.name, {})[self._homes[resident.tensor]] = None
         moved = {
             id(tensor): tensor.to(next(iter(homes[path])))
             for path, tensor in real_batch(self._step.batch, batch).items()
             if len(homes.get(path, ())) == 1
         }
         home = tree_map(lambda value: moved.get(id(value), value), batch)
-        self.gather(home)  # for what it moves
+        self.gather(home)  # moves the others
         return home
 
     def keep(self, updates: list[Any]) -> None:
-        """Puts the numbers that the host has computed into the optimizer's state."""
+        """Puts the scalars that the host has computed into the optimizer's state."""
         optimizer = self._step.optimizer
         if optimizer is None:
             return
         for (resident, _), value in zip(self._program.updates, updates, strict=True):
             optimizer.state[self._parameters[resident.name]][resident.key] = value
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedules warn where no step was taken before theirs
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedules look at, to warn if there was no step
 
     def _check_model(self) -> None:
         for resident in self._program.residents:
             if resident.kind == "constant" and resident.value is None:
                 raise ExecutionError(
-                    "the step reads a tensor that has no value, for the model was built on the meta device: build it on a "
-                    "real one"
+                    "the step reads a tensor that has no value, because the model was built on the meta device: build it "
+                    "on a real one"
                 )
         for name, tensor in (*self._step.model.named_parameters(), *self._step.model.named_buffers()):
             _check_values(name, tensor)
         for resident in self._program.residents:
             if resident.kind in ("parameter", "buffer"):
-                table, key = self._places.get(resident.name, ({}, ""))
-                if table.get(key) is None:
+                owner, key = self._owners.get(resident.name, ({}, ""))
+                if owner.get(key) is None:
                     raise ExecutionError(f"the model has no {resident.name} any more: capture and compile the step again")
-                _check_type(resident, table[key])
+                _check_type(resident, owner[key])
 
     def _make_state(self) -> None:
         if self._step.optimizer is not None:
             make_state(self._program, self._step.model, self._step.optimizer)
 
     def _getter(self, resident: Resident) -> Getter:
-        """Returns how the value of a resident is found in a step."""
+        """Returns the function that finds the value of a resident in a step."""
         match resident.kind:
             case "parameter" | "buffer":
                 return self._model_getter(resident)
@@ -114,19 +116,19 @@ class Residents:
 
     def _model_getter(self, resident: Resident) -> Getter:
         assert resident.like is not None
-        table, key = self._places[resident.name]
-        sharing, dtype = _sharing(self._places, table[key]), resident.like.dtype
-        home, streams = self._tensors[resident.tensor], self._streams if resident.tensor in self._pinned else None
+        owner, key = self._owners[resident.name]
+        sharing, dtype = _sharing(self._owners, owner[key]), resident.like.dtype
+        home, streams = self._homes[resident.tensor], self._streams if resident.tensor in self._pinned else None
         pinned = 0  # its address in pinned memory
 
         def get(batch: Batch) -> Any:
             nonlocal pinned
-            tensor = table[key]
+            tensor = owner[key]
             if tensor.dtype != dtype:
                 _check_type(resident, tensor)
             if tensor.device != home or (streams is not None and tensor.data_ptr() != pinned):
                 _check_values(resident.name, tensor)
-                moved = _at_home(tensor, home, streams)
+                moved = _moved_home(tensor, home, streams)
                 pinned = moved.data_ptr()
                 for other, name in sharing:
                     other[name].data = moved
@@ -139,38 +141,38 @@ class Residents:
         optimizer, parameter, key = self._step.optimizer, self._parameters[resident.name], resident.key
         if resident.tensor < 0:
             return lambda batch: optimizer.state[parameter][key]
-        home = self._tensors[resident.tensor]
+        home = self._homes[resident.tensor]
 
         def get(batch: Batch) -> Any:
             state = optimizer.state[parameter]
             if state[key].device != home:
-                state[key] = settle(state[key], state[key].stride(), home, -1)
+                state[key] = to_layout(state[key], state[key].stride(), home, -1)
             return state[key]
 
         return get
 
     def _input_getter(self, resident: Resident) -> Getter:
         name, number, count = resident.name, max(int(resident.key), 0), self._step.micro_batches
-        home, nbytes = self._tensors[resident.tensor], int(self._values.graph.tensors.nbytes[resident.tensor])
+        home, nbytes = self._homes[resident.tensor], int(self._slots.graph.tensors.nbytes[resident.tensor])
         strides = self._examples[name].stride()
-        return lambda batch: settle(cut_part(batch[name], number, count), strides, home, nbytes)
+        return lambda batch: to_layout(cut_part(batch[name], number, count), strides, home, nbytes)
 
     def _constant_getter(self, resident: Resident) -> Getter:
         assert resident.value is not None
         if resident.tensor < 0:
             value = resident.value.clone()
             return lambda batch: value.clone()
-        nbytes = int(self._values.graph.tensors.nbytes[resident.tensor])
-        value = settle(resident.value, resident.value.stride(), self._tensors[resident.tensor], nbytes)
-        if resident.tensor in self._values.written_storages:
+        nbytes = int(self._slots.graph.tensors.nbytes[resident.tensor])
+        value = to_layout(resident.value, resident.value.stride(), self._homes[resident.tensor], nbytes)
+        if resident.tensor in self._slots.written_storages:
             return lambda batch: value.clone()
         return lambda batch: value
 
 
-def _at_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> Tensor:
-    """Returns a tensor on its home device; with streams it is in pinned memory there."""
-    is_there = streams is not None and tensor.device == home and is_whole(tensor)
-    moved = tensor.detach() if is_there else settle(tensor, tensor.stride(), home, -1)
+def _moved_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> Tensor:
+    """Returns a tensor on its home device; in pinned memory, if streams are given."""
+    is_there = streams is not None and tensor.device == home and fills_storage(tensor)
+    moved = tensor.detach() if is_there else to_layout(tensor, tensor.stride(), home, -1)
     return moved if streams is None or streams.is_pinned(moved) else streams.pin(moved)
 
 
@@ -192,25 +194,22 @@ def _check_type(resident: Resident, tensor: Tensor) -> None:
         )
 
 
-Place = tuple[dict[str, Any], str]  # a module's own table of parameters or buffers, and the name in it
-
-
-def _places(model: nn.Module) -> dict[str, Place]:
-    """Returns where the model keeps each parameter and buffer, by its full name."""
-    places: dict[str, Place] = {}
+def _owners(model: nn.Module) -> dict[str, Owner]:
+    """Returns where the model keeps each parameter and buffer, by full name."""
+    owners: dict[str, Owner] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for table in (module._parameters, module._buffers):
-            for key in table:
-                if table[key] is not None:
-                    places[f"{prefix}.{key}" if prefix else key] = (table, key)
-    return places
+        for tensors in (module._parameters, module._buffers):
+            for key in tensors:
+                if tensors[key] is not None:
+                    owners[f"{prefix}.{key}" if prefix else key] = (tensors, key)
+    return owners
 
 
-def _sharing(places: dict[str, Place], tensor: Tensor) -> list[Place]:
-    """Returns where the model keeps tensors that are the same numbers in memory."""
+def _sharing(owners: dict[str, Owner], tensor: Tensor) -> list[Owner]:
+    """Returns where the model keeps tensors that share this one's memory."""
     found = []
-    for table, key in places.values():
-        other = table[key]
+    for owner, key in owners.values():
+        other = owner[key]
         if other.data_ptr() == tensor.data_ptr() and other.shape == tensor.shape and other.stride() == tensor.stride():
-            found.append((table, key))
+            found.append((owner, key))
     return found

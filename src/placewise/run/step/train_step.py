@@ -1,7 +1,8 @@
-"""What a step notes of itself: when each instruction ran, and how many bytes it made."""
+"""A compiled step: a real batch in, the loss out, and the model's own parameters updated."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -10,24 +11,22 @@ from torch import Tensor
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
-from placewise.run.backends.cpu_memory import give_back_memory
-from placewise.run.backends.cpu_threads import Alarm, Team, job_of
-from placewise.run.backends.protocol import Streams
-from placewise.run.codegen.cuda_graph_lanes import Graphs
-from placewise.run.codegen.host_scalar_code import HostScalars
+from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
+from placewise.run.backends.protocol import Graphs, Streams
+from placewise.run.codegen.host_scalars import HostScalars
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneWriter, pinning_lane
-from placewise.run.devices import RealDevice
+from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.step.recorded_graphs import WARM_UP, Graphed
+from placewise.run.step.graph_replay import WARM_UP, GraphReplay
 from placewise.run.step.residents import Residents
-from placewise.run.step_notes import Notes
+from placewise.run.step_trace import StepTrace
 
 
 class TrainStep:
     """Runs a captured step as it was placed; `plan.compile(step)` makes one.
 
-    `train_step(batch)` returns the loss (of inference: what the model returned). The model's parameters and buffers and
-    the optimizer's state are the live ones before and after each call.
+    `train_step(batch)` returns the loss (for inference: what the model returned). It updates the model's own parameters and
+    buffers and the optimizer's own state, which can be used and changed between calls.
     """
 
     def __init__(
@@ -36,146 +35,142 @@ class TrainStep:
     ) -> None:  # fmt: skip
         self.placed, self._step, self._streams = placed, step, streams
         self._residents = Residents(placed, step.step, streams)
-        self._numbers = HostScalars(placed.values)
-        self._host = self._numbers.build(self._residents.positions)
-        self._alarm = Alarm()
-        self._given = (placed, self._numbers, self._residents.positions, streams, self._alarm)
+        self._scalars = HostScalars(placed.slots)
+        self._host = self._scalars.build(self._residents.positions)
+        cancellation = Cancellation()
+        self._given = (placed, self._scalars, self._residents.positions, streams, cancellation)
         self._lanes = LaneWriter(*self._given).write()
-        self._noted: Lanes | None = None
-        self._graphed = Graphed(self._lanes, make_graphs, *self._given) if make_graphs is not None else None
-        self._team = Team(_places(placed, self._lanes), self._alarm)
+        self._traced: Lanes | None = None
+        self._replay = GraphReplay(self._lanes, make_graphs, *self._given) if make_graphs is not None else None
+        self._threads = LaneThreads(_lane_devices(placed, self._lanes), cancellation)
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
         return self._run(batch)
 
     def bring_home(self, batch: Any) -> Any:
-        """Returns the batch with its tensors on their home devices, so that a step finds them there, and the model's too."""
+        """Returns the batch with its tensors on their home devices, and moves the model's and the optimizer's there."""
         return self._residents.bring_home(batch)
 
-    def note(self, batch: Any) -> Notes:
-        """Runs one step without graphs, and returns when everything ran and the bytes that it made."""
+    def trace(self, batch: Any) -> StepTrace:
+        """Runs one step without graphs, and returns when everything ran and how many bytes it made."""
         self._forget_graphs()
-        if self._noted is None:
-            self._noted = LaneWriter(*self._given, is_noted=True).write()
-        notes = Notes()
-        self._run(batch, self._noted, notes)
-        return notes
+        if self._traced is None:
+            self._traced = LaneWriter(*self._given, is_traced=True).write()
+        trace = StepTrace()
+        self._run(batch, self._traced, trace)
+        return trace
 
     def host_seconds(self, batch: Any) -> float:
-        """Runs one step and returns how long the host takes to launch it without graphs, on GPUs; it does not wait for them.
+        """Runs one step and returns the host's seconds for launching it without graphs; it does not wait for the devices.
 
-        CUDA's queues are let run empty now and then, off the clock, for the host waits where one is full.
+        A host whose queue is full has to wait. So it lets the queues run empty now and then, off the clock.
         """
         self._forget_graphs()
-        watch = _Stopwatch(self.synchronize)
-        lanes = LaneWriter(*self._given, pause=watch.pause).write()
+        stopwatch = _Stopwatch(self.synchronize)
+        lanes = LaneWriter(*self._given, pause=stopwatch.pause).write()
         self._run(batch, lanes)
-        watch.pause()
-        return watch.seconds
+        stopwatch.pause()
+        return stopwatch.seconds
 
     @property
     def warm_up_steps(self) -> int:
-        """How many steps it takes until all are alike."""
-        return WARM_UP + 2 if self._graphed is not None else 2
+        """The number of steps before all are alike."""
+        return WARM_UP + 2 if self._replay is not None else 2
 
     @property
     def num_graphed_ops(self) -> int:
-        """How many ops CUDA graphs launch."""
-        return 0 if self._graphed is None else self._graphed.num_recorded
+        """The number of ops that graphs launch."""
+        return 0 if self._replay is None else self._replay.num_recorded
 
     def synchronize(self) -> None:
-        """Returns when all devices have done their work; CPU devices have when a call returns."""
+        """Returns when all devices have finished their work; those with threads have when a call returns."""
         if self._streams is not None:
             self._streams.synchronize_all()
 
     def reset_peaks(self) -> None:
-        """Lets the GPUs' allocators begin anew with their peaks, and without blocks whose sizes suited other steps."""
-        gpus = set(self._allocators().values())
-        if gpus:
-            torch.cuda.empty_cache()
-        for gpu in gpus:
-            torch.cuda.reset_peak_memory_stats(gpu)
+        """Makes the allocators start to count their peaks again, without cached blocks whose sizes suited other steps."""
+        for backend, devices in group_by_backend(self.placed.devices):
+            backend.reset_peaks(devices)
 
     def allocated_bytes(self) -> dict[str, int]:
-        """Returns the peaks of the GPUs' allocators: by device, or "cuda:0" for all of its slices, which share one."""
-        return {name: torch.cuda.max_memory_allocated(gpu) for name, gpu in self._allocators().items()}
-
-    def _allocators(self) -> dict[str, str]:
-        gpus = [device for device in self.placed.devices if device.is_gpu]
-        return {device.name if device.slice is None else device.torch_device: device.torch_device for device in gpus}
+        """Returns the allocators' peaks: by device, or by what slices share; CPU devices have none."""
+        peaks: dict[str, int] = {}
+        for backend, devices in group_by_backend(self.placed.devices):
+            peaks |= backend.peak_bytes(devices)
+        return peaks
 
     def close(self) -> None:
-        """Ends the threads of the CPU devices, gives back graphs and memory; the step can't be run any more."""
-        self._team.close()
+        """Ends the threads, and gives back graphs and memory; the step can't be run any more."""
+        self._threads.close()
         self._forget_graphs()
-        give_back_memory()
+        for backend, _ in group_by_backend(self.placed.devices):
+            backend.release_memory()
 
     def _forget_graphs(self) -> None:
-        """Gives back the memory of graphs, which a plain step needs; they are recorded anew when they are wanted."""
-        if self._graphed is not None:
-            self._graphed.forget()
+        """Gives back the memory of graphs, which a plain step needs; they are recorded again when they are needed."""
+        if self._replay is not None:
+            self._replay.forget()
 
-    def _run(self, batch: Any, lanes: Lanes | None = None, notes: Notes | None = None) -> Any:
-        if not self._team.close.alive:
+    def _run(self, batch: Any, lanes: Lanes | None = None, trace: StepTrace | None = None) -> Any:
+        if not self._threads.close.alive:
             raise ExecutionError("the train step is closed: compile the plan again")
-        program = self.placed.values.program
+        program = self.placed.slots.program
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
             residents = self._residents.gather(batch)
-            numbers, updates = self._host(residents)
-            lanes = self._choose(residents, numbers) if lanes is None else lanes
-            mail: list[Any] = [None] * lanes.num_mails
-            given = (residents, numbers, mail, outputs, None if notes is None else notes.add)
-            jobs = {lane: job_of(function, *given) for lane, function in lanes.functions.items()}
+            scalars, updates = self._host(residents)
+            lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
+            mailbox: list[Any] = [None] * lanes.mailbox_size
+            given = (residents, scalars, mailbox, outputs, None if trace is None else trace.add)
+            jobs = {lane: partial(function, *given) for lane, function in lanes.functions.items()}
             host = jobs.pop(HOST_LANE, None)
-            with self._streams.step(notes) if self._streams is not None else nullcontext(), self._guard():
-                self._team.run(jobs, host)
+            with self._streams.step(trace) if self._streams is not None else nullcontext(), self._recovering():
+                self._threads.run(jobs, host)
             self._residents.keep(updates)
-            return self._returned(outputs)
+            return self._result(outputs)
 
-    def _choose(self, residents: list[Any], numbers: list[Any]) -> Lanes:
-        """Returns the lanes of this step."""
-        if self._graphed is None:
+    def _choose_lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
+        if self._replay is None:
             return self._lanes
-        with self._guard():
-            return self._graphed.lanes(residents, numbers)
+        with self._recovering():
+            return self._replay.lanes(residents, scalars)
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Leaves CUDA and the graphs in order when what is inside fails."""
+    def _recovering(self) -> Iterator[None]:
+        """Leaves streams and graphs in order when what is inside fails."""
         try:
             yield
         except BaseException as failure:
-            if self._graphed is not None:
-                self._graphed.give_up(failure)
+            if self._replay is not None:
+                self._replay.recover(failure)
             raise
 
-    def _returned(self, outputs: list[Tensor]) -> Any:
+    def _result(self, outputs: list[Tensor]) -> Any:
         if self._step.step.optimizer is None:
             return outputs[0] if len(outputs) == 1 else outputs
         loss = outputs[0]
-        for other in outputs[1:]:  # of micro-batches: each is its part of the whole
+        for other in outputs[1:]:  # the loss of a micro-batch is its part of the whole
             loss = loss + other.to(loss.device)
         return loss
 
 
-def _places(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
-    """Returns where each lane runs that is not the host's."""
-    every = {number: device for number, device in enumerate(placed.devices) if not device.is_gpu}
-    every |= {pinning_lane(number): device.pinning for number, device in every.items()}
-    return {lane: every[lane] for lane in lanes.functions if lane != HOST_LANE}
+def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
+    """Returns where each lane runs that has a thread."""
+    devices = {number: device for number, device in enumerate(placed.devices) if not device.launches_from_host}
+    devices |= {pinning_lane(number): device.pinning_thread for number, device in devices.items()}
+    return {lane: devices[lane] for lane in lanes.functions if lane != HOST_LANE}
 
 
 class _Stopwatch:
-    """The seconds from the first pause to the last, without what pauses take."""
+    """The seconds from the first pause to the last, without the pauses."""
 
     def __init__(self, rest: Callable[[], None]) -> None:
         self.seconds, self._rest = 0.0, rest
-        self._begun: float | None = None
+        self._started: float | None = None
 
     def pause(self) -> None:
-        if self._begun is not None:
-            self.seconds += perf_counter() - self._begun
+        if self._started is not None:
+            self.seconds += perf_counter() - self._started
         self._rest()
-        self._begun = perf_counter()
+        self._started = perf_counter()

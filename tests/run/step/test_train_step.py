@@ -320,7 +320,7 @@ def test_a_plan_compiles() -> None:
     train_step = plan.compile(step, cpu_cluster())
     first = train_step(batch)
     assert float(train_step(batch)) < float(first)
-    assert {type(s).__name__ for s in train_step.placed.instructions.steps} == {"Run", "Copy", "Free"}
+    assert {type(s).__name__ for s in train_step.placed.instructions.sequence} == {"RunOp", "CopyTensor", "FreeTensor"}
     with pytest.raises(PlanError, match="there is no device 'cpu:1'"):
         plan.compile(step, cpu_cluster(1))
     with pytest.raises(ExecutionError, match="cuda_graphs: cluster 'cpus' has no GPU"):
@@ -331,7 +331,7 @@ def test_a_plan_for_another_machine_says_which_machine_was_taken() -> None:
     model, optimizer, batch = small()
     step = captured(model, optimizer, batch)
     plan = replace(plan_of(step, lambda name: "cpu:7"), cluster="my own")
-    with pytest.raises(PlanError, match="no cluster was given, so it is this machine as detected"):
+    with pytest.raises(PlanError, match="no cluster was given, so this machine was detected"):
         plan.compile(step)
 
 
@@ -371,7 +371,7 @@ def test_what_is_no_machine_is_refused(tmp_path: Path) -> None:
         plan.compile(step, model)
     for virtual in (4, "cuda:0=4", {"cuda:0": "4"}):
         with pytest.raises(
-            ExecutionError, match=re.escape('virtual must be a table of GPUs and numbers of slices, {"cuda:0"')
+            ExecutionError, match=re.escape('virtual must be a dict from GPUs to numbers of slices, as in {"cuda:0"')
         ):
             plan.compile(step, cpu_cluster(), virtual=virtual)  # type: ignore[arg-type]
     write_cluster(cpu_cluster(), tmp_path / "cpus.toml")
@@ -388,7 +388,7 @@ def test_device_maps() -> None:
     with pytest.raises(ExecutionError, match=r"it splits 2 \((cpu:0, gpu:0|gpu:0, cpu:0)\)"):
         split.device_map(step)
     odd = plan_of(step, lambda name: "left")
-    with pytest.raises(ExecutionError, match="device 'left': only gpu:0"):
+    with pytest.raises(ExecutionError, match="device 'left': Accelerate knows only gpu:0"):
         odd.device_map(step)
     with pytest.raises(PlanError, match="placement has 1 entries"):
         Plan(("gpu:0",)).device_map(step)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from placewise.measure.clocks import own_thread
-from placewise.run.backends.cpu_threads import Alarm, Gate, Team, job_of
+from placewise.run.backends.cpu_threads import Cancellation, LaneThreads, Signal
 from placewise.run.devices import RealDevice
 
 FAULTS = """
@@ -39,26 +40,33 @@ def in_a_new_thread(work: Callable[[], object]) -> object:
     return found[0]
 
 
-def num_threads_of(team: Team, lanes: list[int]) -> dict[int, int]:
+def num_threads_of(threads: LaneThreads, lanes: list[int]) -> dict[int, int]:
     found: dict[int, int] = {}
-    team.run({lane: job_of(lambda lane: found.update({lane: torch.get_num_threads()}), lane) for lane in lanes})
+    threads.run({lane: partial(lambda lane: found.update({lane: torch.get_num_threads()}), lane) for lane in lanes})
     return found
 
 
 def test_each_worker_has_its_own_number_of_threads() -> None:
     """PyTorch has one number for all threads that have not asked yet; the last one set must not become everyone's."""
-    team = Team({0: RealDevice("a", "cpu", 2), 1: RealDevice("b", "cpu", 3), -2: RealDevice("a pinning", "cpu", 1)}, Alarm())
-    assert num_threads_of(team, [0, 1, -2]) == {0: 2, 1: 3, -2: 1}
+    threads = LaneThreads(
+        {
+            0: RealDevice("a", "cpu", "cpu", threads=2),
+            1: RealDevice("b", "cpu", "cpu", threads=3),
+            -2: RealDevice("a pinning", "cpu", "cpu", threads=1),
+        },
+        Cancellation(),
+    )
+    assert num_threads_of(threads, [0, 1, -2]) == {0: 2, 1: 3, -2: 1}
     assert in_a_new_thread(torch.get_num_threads) == torch.get_num_threads()
-    team.close()
+    threads.close()
 
 
 def test_a_team_leaves_the_number_of_its_makers_thread_alone() -> None:
     """Also where that thread has not asked for it before."""
 
     def make() -> int:
-        team = Team({0: RealDevice("a", "cpu", 7)}, Alarm())
-        team.close()
+        threads = LaneThreads({0: RealDevice("a", "cpu", "cpu", threads=7)}, Cancellation())
+        threads.close()
         return torch.get_num_threads()
 
     assert in_a_new_thread(make) == torch.get_num_threads()
@@ -66,7 +74,10 @@ def test_a_team_leaves_the_number_of_its_makers_thread_alone() -> None:
 
 def test_threads_that_measure_have_their_own_numbers_too() -> None:
     usual = torch.get_num_threads()
-    with own_thread(RealDevice("a", "cpu", 3)) as one, own_thread(RealDevice("b", "cpu", 5)) as other:
+    with (
+        own_thread(RealDevice("a", "cpu", "cpu", threads=3)) as one,
+        own_thread(RealDevice("b", "cpu", "cpu", threads=5)) as other,
+    ):
         for thread in (one, other):
             thread.submit(int).result()
         assert [thread.submit(torch.get_num_threads).result() for thread in (one, other)] == [3, 5]
@@ -77,11 +88,17 @@ def test_threads_that_measure_have_their_own_numbers_too() -> None:
 def test_cores_that_are_not_there_are_refused() -> None:
     usual, threads = torch.get_num_threads(), set(threading.enumerate())
     with pytest.raises((OSError, ValueError)):
-        Team({0: RealDevice("a", "cpu", usual + 1), 1: RealDevice("b", "cpu", 1, None, (9999,))}, Alarm())
+        LaneThreads(
+            {
+                0: RealDevice("a", "cpu", "cpu", threads=usual + 1),
+                1: RealDevice("b", "cpu", "cpu", threads=1, cores=(9999,)),
+            },
+            Cancellation(),
+        )
     gc.collect()
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
-    assert set(threading.enumerate()) <= threads  # none of the team's; threads of others may have ended by now
+    assert set(threading.enumerate()) <= threads  # none of the threads's; threads of others may have ended by now
     assert in_a_new_thread(torch.get_num_threads) == usual
 
 
@@ -96,17 +113,17 @@ def test_freed_memory_is_used_again() -> None:
     assert faults[0] < 10 < faults[1]
 
 
-def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
-    """Runs a lane and the host's with Ctrl-C before some bytecode of `Team.run`; whether there are so many."""
-    gate, left = Gate(team.alarm), iter(range(moment))
+def run_interrupted(threads: LaneThreads, moment: int, ran: list[str]) -> bool:
+    """Runs a lane and the host's with Ctrl-C before some bytecode of `LaneThreads.run`; whether there are so many."""
+    signal, left = Signal(threads.cancellation), iter(range(moment))
 
     def lane() -> None:
         ran.append("begun")
-        gate.wait()
+        signal.wait()
         ran.append("ended")
 
     def interrupt(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is not Team.run.__code__:
+        if frame.f_code is not LaneThreads.run.__code__:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and next(left, None) is None:
@@ -116,7 +133,7 @@ def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
 
     sys.settrace(interrupt)
     try:
-        team.run({0: lane}, gate.open)
+        threads.run({0: lane}, signal.set)
     except KeyboardInterrupt:
         return True
     finally:
@@ -126,15 +143,15 @@ def run_interrupted(team: Team, moment: int, ran: list[str]) -> bool:
 
 def test_nobody_goes_on_behind_a_step_that_was_interrupted() -> None:
     """Whatever the moment; and the next step runs."""
-    team, moment = Team({0: RealDevice("a", "cpu", 1)}, Alarm()), 0
+    threads, moment = LaneThreads({0: RealDevice("a", "cpu", "cpu", threads=1)}, Cancellation()), 0
     ran: list[str] = []
-    while run_interrupted(team, moment, ran):
+    while run_interrupted(threads, moment, ran):
         before = list(ran)
-        team.run({0: lambda: ran.append("next")}, lambda: None)
+        threads.run({0: lambda: ran.append("next")}, lambda: None)
         assert ran == [*before, "next"], f"at bytecode {moment}"
-        assert len(team.alarm.failures) == 0
+        assert len(threads.cancellation.failures) == 0
         ran.clear()
         moment += 1
     assert ran == ["begun", "ended"]
     assert moment > 20
-    team.close()
+    threads.close()

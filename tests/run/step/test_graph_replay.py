@@ -1,9 +1,4 @@
-"""Stretches as graphs, with a stand-in for CUDA's: it notes the calls of a stretch with their arguments, as they were.
-
-A replay makes those calls again and writes over the tensors that the first ones returned. So a number that was taken for
-granted, an address that has changed, or a value that was not kept shows as another result. Real ones are tried in
-tests/run/test_cuda.py.
-"""
+"""Steps with graphs, on a stand-in accelerator; real CUDA graphs are tested in run/backends/test_cuda.py."""
 
 import copy
 import gc
@@ -14,104 +9,36 @@ from typing import Any
 import pytest
 import torch
 from eager_steps import OPTIMIZERS, bitwise, eager_step, snapshot
-from executed import Optimizer, RandomNet, placed_at_random
+from executed import Optimizer, RandomNet
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from run.test_host import InstantStreams
+from stand_in_accelerator import InstantStreams, Tapes, placed_at_random
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.run.codegen import graph_segments as stretches
-from placewise.run.codegen.cuda_graph_lanes import RecordingWriter
-from placewise.run.step import batches, residents
-from placewise.run.step.recorded_graphs import MOST_RECORDINGS, WARM_UP
+from placewise.run.codegen import graph_segments
+from placewise.run.codegen.graph_lanes import RecordingWriter
+from placewise.run.step.graph_replay import MOST_RECORDINGS, WARM_UP
 from placewise.run.step.train_step import TrainStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
-Entry = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The calls of a stretch."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.entries: list[Entry] = []
-        self.is_running = False
-
-    def start(self) -> None:
-        self.is_running = True
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    def stop(self) -> None:
-        self.is_running = False
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        made = result if isinstance(result, (tuple, list)) else (result,)
-        self.entries.append(tree_map_only(Tensor, Tensor.detach, (function, args, dict(kwargs or {}), list(made))))
-        return result
-
-    def replay(self) -> None:
-        for function, args, kwargs, made in self.entries:
-            result = function(*args, **kwargs)
-            again = result if isinstance(result, (tuple, list)) else (result,)
-            for old, new in zip(made, again, strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-class Tapes:
-    """Stands in for CudaGraphs."""
-
-    def __init__(self) -> None:
-        self.tapes: dict[int, Tape] = {}
-        self.replays = 0
-
-    def begin(self, stretch: int, device: int) -> Callable[[], Any]:
-        def begin() -> None:
-            self.tapes[stretch] = Tape()
-            self.tapes[stretch].start()
-
-        return begin
-
-    def end(self, stretch: int) -> Callable[[], Any]:
-        return lambda: self.tapes[stretch].stop()
-
-    def replay(self, stretch: int) -> Callable[[], Any]:
-        def replay() -> None:
-            self.replays += 1
-            self.tapes[stretch].replay()
-
-        return replay
-
-    def give_up(self) -> None:
-        for tape in self.tapes.values():
-            if tape.is_running:
-                tape.stop()
-
-    def reset(self) -> None:
-        self.tapes.clear()
-
-
-def graphed(captured: CapturedStep, seed: int, kinds: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
-    """Returns the step in a random placement on GPUs and CPUs, launched in a random order, and the graphs it will make."""
+def graphed(captured: CapturedStep, seed: int, from_host: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
+    """Returns the step in a random placement on GPUs and CPUs, in a random order, and a list that its graphs go into."""
     made: list[Tapes] = []
-    placed = placed_at_random(captured, seed, kinds)
+    placed = placed_at_random(captured, seed, from_host)
 
     def make() -> Tapes:
         made.append(Tapes())
         return made[-1]
 
-    return TrainStep(captured, placed, InstantStreams(list(kinds)), make), made
+    return TrainStep(captured, placed, InstantStreams(list(from_host)), make), made
 
 
 class Twins:
-    """Two models that are trained alike: one by eager steps, one by a compiled step."""
+    """Two equal models: one is trained by eager steps, the other by a compiled step."""
 
     def __init__(
         self, build: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer], micro_batches: int = 1
@@ -133,11 +60,13 @@ class Twins:
         assert [key for key in wanted if not bitwise(found[key], wanted[key])] == []
 
 
-def graphed_twins(steps: int = WARM_UP + 2, kinds: tuple[bool, ...] = (True, True)) -> tuple[Twins, TrainStep, list[Tapes]]:
-    """Returns twins whose only number of the host is a constant rate, after so many steps: usually one is replayed."""
+def graphed_twins(
+    steps: int = WARM_UP + 2, from_host: tuple[bool, ...] = (True, True)
+) -> tuple[Twins, TrainStep, list[Tapes]]:
+    """Returns twins whose only host scalar is a constant rate, after some steps, of which the last one is replayed."""
     torch.manual_seed(0)
     twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 2, kinds)
+    train_step, made = graphed(twins.capture(), 2, from_host)
     for _ in range(steps):
         twins.assert_same_step(train_step)
     return twins, train_step, made
@@ -148,14 +77,8 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also leaves the model where it is: for PyTorch "cpu:0", our GPU, is another device than the one that it is on."""
-
-    def settle(tensor: Tensor, strides: tuple[int, ...], device: torch.device, nbytes: int) -> Tensor:
-        return tensor.detach() if nbytes < 0 else batches.settle(tensor, strides, device, nbytes)
-
-    monkeypatch.setattr(stretches, "FEWEST_OPS", 2)
-    monkeypatch.setattr(residents, "settle", settle)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -166,16 +89,16 @@ def same_threads() -> Any:
     torch.set_num_threads(num_threads)
 
 
-KINDS = st.sampled_from([(True,), (True, True), (True, False), (False, True, True), (True, False, False, True)])
+FROM_HOST = st.sampled_from([(True,), (True, True), (True, False), (False, True, True), (True, False, False, True)])
 
 
-@given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(0, 12), kinds=KINDS, changes=st.booleans())
+@given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(0, 12), from_host=FROM_HOST, changes=st.booleans())
 @settings(max_examples=60)
-def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, kinds: tuple[bool, ...], changes: bool) -> None:
+def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, from_host: tuple[bool, ...], changes: bool) -> None:
     """With another batch in every step, and with rates that change in every step, or in one."""
     torch.manual_seed(seed % 1000)
     twins = Twins(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 1e-4, momentum=0.9, foreach=False))
-    train_step, made = graphed(twins.capture(), seed, kinds)
+    train_step, made = graphed(twins.capture(), seed, from_host)
     for number in range(WARM_UP + 5):
         twins.assert_same_step(train_step)
         if changes or number == WARM_UP + 2:
@@ -219,16 +142,16 @@ def test_losses_that_were_returned_stay() -> None:
     assert len(set(values)) == len(values)
 
 
-def test_a_whole_step_on_one_gpu_is_few_stretches() -> None:
-    """With plain SGD nothing changes from step to step and nobody is met, so there is one graph for all."""
-    _, _, made = graphed_twins(kinds=(True,))
+def test_a_whole_step_on_one_gpu_is_one_segment() -> None:
+    """With plain SGD no scalar changes and there is no other device to wait for, so one graph has all ops."""
+    _, _, made = graphed_twins(from_host=(True,))
     assert made[-1].replays == 1
     assert len(made[-1].tapes) == 1
 
 
 def test_another_layout_in_memory_is_recorded_again() -> None:
     twins, train_step, made = graphed_twins()
-    for parameter in (*twins.twin.parameters(), *twins.model.parameters()):  # kernels round by the layout
+    for parameter in (*twins.twin.parameters(), *twins.model.parameters()):  # the layout changes how kernels round
         parameter.data = parameter.data.t().contiguous().t()
     for _ in range(3):
         twins.assert_same_step(train_step)
@@ -236,7 +159,7 @@ def test_another_layout_in_memory_is_recorded_again() -> None:
 
 
 def test_what_was_recorded_goes_with_the_step() -> None:
-    """Without a collector of cycles: graphs hold much memory."""
+    """Without the garbage collector: graphs hold much memory."""
     _, train_step, made = graphed_twins()
     kept = [weakref.ref(tensor) for tape in made[0].tapes.values() for *_, results in tape.entries for tensor in results]
     lane = weakref.ref(train_step._lanes.functions[-1])
@@ -267,8 +190,8 @@ def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPat
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tapes, "end", lambda tapes, stretch: fail)
-        with pytest.warns(UserWarning, match="no CUDA graphs from now on"), pytest.raises(RuntimeError, match="capturing"):
+        patch.setattr(Tapes, "end", lambda tapes, segment: fail)
+        with pytest.warns(UserWarning, match="no graphs from now on"), pytest.raises(RuntimeError, match="capturing"):
             train_step(batch())
     train_step(batch())
     assert len(made) == 1
@@ -290,10 +213,10 @@ def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.M
 
 
 def test_a_plain_step_in_between() -> None:
-    """Notes are taken without graphs, whose memory is given back for that."""
+    """A step is traced without graphs, whose memory is given back for that."""
     twins, train_step, made = graphed_twins()
     given = batch()
-    train_step.note(given)
+    train_step.trace(given)
     eager_step(TrainingStep(twins.model, nn.MSELoss(), twins.optimizers[0], given))
     assert not made[0].tapes
     for _ in range(2):
@@ -302,7 +225,7 @@ def test_a_plain_step_in_between() -> None:
 
 @pytest.mark.parametrize(("mask", "share"), [(True, 0.0), (False, 1.0)])
 def test_masks_are_left_to_the_host(mask: bool, share: float) -> None:
-    """An op that is given a mask looks how many there are; indices are like any tensor."""
+    """An op that gets a mask has to count its entries on the host; indices are like any tensor."""
 
     class Chosen(nn.Module):
         def forward(self, x: Tensor, which: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Compiled steps on a real GPU: in several streams, in slices, beside CPU devices; skipped where there is none.
 
-It needs pytest alone: python -m pytest tests/run/test_cuda.py -q
+It needs pytest alone: python -m pytest tests/run/backends/test_cuda.py -q
 """
 
 import copy
@@ -23,9 +23,9 @@ from placewise.measure.random_batch import random_batch
 from placewise.measure.step_times import measure_steps
 from placewise.run.backends.cuda import CudaStreams
 from placewise.run.backends.cuda_graphs import CudaGraphs
-from placewise.run.codegen import graph_segments as stretches
+from placewise.run.codegen import graph_segments
 from placewise.run.devices import RealDevice, real_devices
-from placewise.run.lower.instructions import Copy, Run
+from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.slots import Slots
@@ -82,7 +82,10 @@ def placements(problem: Problem, seed: int) -> Ints:
 
 def on_plain_streams(step: CapturedStep, problem: Problem, placement: Ints, cuda_graphs: bool = False) -> TrainStep:
     """Returns the step on several devices that are all the whole of cuda:0, each with a stream of its own."""
-    devices = tuple(RealDevice(d.name, "cuda:0", 0, (i, problem.num_devices)) for i, d in enumerate(problem.cluster.devices))
+    devices = tuple(
+        RealDevice(device.name, "gpu", "cuda:0", launches_from_host=True, slice=(i, problem.num_devices))
+        for i, device in enumerate(problem.cluster.devices)
+    )
     placed = PlacedStep(Slots.of(step), lower(problem, placement), tensor_devices(problem, placement), devices)
     streams = {device.name: torch.cuda.Stream("cuda:0") for device in devices}  # type: ignore[no-untyped-call]
     graphs = partial(CudaGraphs, devices) if cuda_graphs else None
@@ -122,7 +125,7 @@ def test_one_gpu_trains_as_the_cpu_does() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_four_streams_give_the_bits_of_one(seed: int, cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random placements of large tensors: memory that is used again too early, or a wait that is missing, changes bits."""
-    monkeypatch.setattr(stretches, "FEWEST_OPS", 2)  # a random placement has only short ones
+    monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)  # a random placement has only short ones
     results = []
     for number in (1, 4):
         step = captured(width=1024, rows=2048)
@@ -131,7 +134,7 @@ def test_four_streams_give_the_bits_of_one(seed: int, cuda_graphs: bool, monkeyp
         losses = train(train_step, step.step.batch, 12)
         results.append((losses, values_of(step)))
         if number == 4:
-            assert sum(isinstance(s, Copy) for s in train_step.placed.instructions.steps) > 50
+            assert sum(isinstance(s, CopyTensor) for s in train_step.placed.instructions.sequence) > 50
             assert (train_step.num_graphed_ops > 10) == cuda_graphs
     assert results[0][0] == results[1][0]
     assert all(torch.equal(value, results[1][1][name]) for name, value in results[0][1].items())
@@ -148,10 +151,10 @@ def test_gpus_and_cpus_together(kinds: tuple[str, ...]) -> None:
     whole = np.zeros(alone.num_groups, np.int64)
     expected = train(compile_placement(alone, whole, None, other, real_devices(alone.cluster)), other.step.batch, 5)
     np.testing.assert_allclose(train(train_step, step.step.batch, 5), expected, rtol=1e-4)
-    notes = train_step.note(step.step.batch)
-    launched = [i for i, s in enumerate(train_step.placed.instructions.steps) if isinstance(s, (Run, Copy))]
-    assert sorted(notes.times) == launched
-    assert all(start <= end for start, end in notes.times.values())
+    trace = train_step.trace(step.step.batch)
+    launched = [i for i, s in enumerate(train_step.placed.instructions.sequence) if isinstance(s, (RunOp, CopyTensor))]
+    assert sorted(trace.times) == launched
+    assert all(start <= end for start, end in trace.times.values())
     train_step.close()
 
 

@@ -1,4 +1,4 @@
-"""A plan in the words of Hugging Face Accelerate: a device for each module, where that can say it."""
+"""A plan as a device_map of Hugging Face Accelerate: a device for each module."""
 
 import re
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from placewise.core.grouping import module_path
 
 MODEL_KINDS = (TENSOR_KINDS.index("parameter"), TENSOR_KINDS.index("buffer"))
 
-LOSS = "loss"  # where the ops of a loss that is a module stand; it is no part of the model
+LOSS = "loss"  # the path of a loss that is a module; it is not part of the model
 
-MOST_NAMED = 5  # of the modules that are split
+MOST_NAMED = 5  # modules in an error
 
 
-def device_map(graph: Graph, placement: Sequence[str]) -> dict[str, int | torch.device]:
+def export_device_map(graph: Graph, placement: Sequence[str]) -> dict[str, int | torch.device]:
     """Returns the device of each module: the number of a GPU, or `torch.device("cpu")`; "" is the whole model.
 
-    `placement` has a device's name for each of the graph's groups. Modules that are on one device with all that is in
-    them are named once; of a module that is not, though its own tensors are, these tensors are named. A module's own
-    tensors and its own ops, backward and update included, must be on one device; an ExecutionError names those that are
-    split. What a module without tensors computes between others (a sum, a view) is left to Accelerate.
+    `placement` has a device's name for each of the graph's groups. A module that is on one device with all modules in it has
+    one entry; if only its own tensors are on one device, each of these has an entry. A module's own tensors and its own
+    ops, backward and update included, must be on one device; an ExecutionError names modules that are split. What a module
+    without tensors computes between others (a sum, a view) is left to Accelerate.
     """
     own, tensors = _devices_by_module(graph, placement)
     split = [path for path in tensors if len(own[path]) > 1]
     if split:
         named = ", ".join(f"{path or 'the model itself'} ({', '.join(own[path])})" for path in split[:MOST_NAMED])
         rest = f" and {len(split) - MOST_NAMED} more" if len(split) > MOST_NAMED else ""
-        raise ExecutionError(f"the plan can't be said by module, for it splits {named}{rest}")
+        raise ExecutionError(f"the plan has no device_map, because it splits {named}{rest}")
     whole = {path: dict(own[path]) for path in tensors}
     for path in tensors:
         for outer in _outer(path):
@@ -43,7 +43,7 @@ def device_map(graph: Graph, placement: Sequence[str]) -> dict[str, int | torch.
 
 
 def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str, dict[str, None]], dict[str, list[str]]]:
-    """Returns the devices of each module's own ops and tensors, and the names of its tensors, for modules to be named."""
+    """Returns the devices of each module's own ops and tensors, and the tensors of each module that gets an entry."""
     ops, names = graph.ops, graph.tensors.names
     own: dict[str, dict[str, None]] = {}
     tensors: dict[str, list[str]] = {}
@@ -51,21 +51,21 @@ def _devices_by_module(graph: Graph, placement: Sequence[str]) -> tuple[dict[str
         own.setdefault(module_path(graph, op), {})[placement[ops.groups[op]]] = None
     for tensor in np.flatnonzero((graph.producer < 0) & np.isin(graph.tensors.kinds, MODEL_KINDS)).tolist():
         home, reader = graph.tensors.home[tensor], graph.first_reader[tensor]
-        group = home if home >= 0 else ops.groups[reader] if reader >= 0 else 0  # what nobody reads may be anywhere
+        group = home if home >= 0 else ops.groups[reader] if reader >= 0 else 0  # what nothing reads may be anywhere
         path = names[tensor].rpartition(".")[0]
         tensors.setdefault(path, []).append(names[tensor])
         own.setdefault(path, {})
         if home >= 0 or not own[path]:
             own[path][placement[group]] = None
     inner = {outer for path in own for outer in _outer(path)}
-    for path in own:  # modules without tensors of their own: activations, and those whose weights are another's
+    for path in own:  # without tensors of their own: activations, and those that share the weights of another
         if path not in inner and path.partition(".")[0] not in ("", LOSS):
             tensors.setdefault(path, [])
     return own, tensors
 
 
 def _outer(path: str) -> list[str]:
-    """Returns the modules that a module is in, from the nearest to the model itself."""
+    """Returns the modules that contain a module, from the nearest to the model itself."""
     parts = path.split(".") if path else []
     return [".".join(parts[:i]) for i in range(len(parts) - 1, -1, -1)]
 
@@ -79,9 +79,9 @@ def _largest_on_one_device(path: str, whole: dict[str, dict[str, None]]) -> str:
 
 
 def _accelerate_device(name: str) -> int | torch.device:
-    """Returns a device's name as Accelerate wants it; its string "cpu" would mean offloading."""
+    """Returns a device as Accelerate expects it; its string "cpu" would mean offloading."""
     if match := re.fullmatch(r"(?:gpu|cuda):(\d+)", name):
         return int(match[1])
     if re.fullmatch(r"cpu(:\d+)?", name):
         return torch.device("cpu")
-    raise ExecutionError(f"device {name!r}: only gpu:0, gpu:1, ... and cpu can be said to Accelerate")
+    raise ExecutionError(f"device {name!r}: Accelerate knows only gpu:0, gpu:1, ... and cpu")

@@ -9,7 +9,11 @@ import torch
 from placewise.run.backends.cuda_graphs import CudaGraphs
 from placewise.run.devices import RealDevice
 
-GPUS = (RealDevice("a", "cuda:0", 0, (0, 2)), RealDevice("b", "cuda:0", 0, (1, 2)), RealDevice("c", "cpu", 1))
+GPUS = (
+    RealDevice("a", "gpu", "cuda:0", True, slice=(0, 2)),
+    RealDevice("b", "gpu", "cuda:0", True, slice=(1, 2)),
+    RealDevice("c", "cpu", "cpu", threads=1),
+)
 
 
 class Cuda:
@@ -41,11 +45,11 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def test_a_stretch_is_recorded_and_run(cuda: Cuda) -> None:
+def test_a_segment_is_recorded_and_run(cuda: Cuda) -> None:
     graphs = CudaGraphs(GPUS)
     graphs.begin(0, 1)()
     graphs.end(0)()
-    graphs.give_up()  # nothing is under way
+    graphs.abandon()  # nothing is being recorded
     graphs.reset()
     assert cuda.calls == ["synchronize", "empty_cache", "capture_begin", "capture_end", "replay", "reset"]
 
@@ -57,7 +61,7 @@ def test_an_interrupt_leaves_no_stream_recording(cuda: Cuda, moment: str) -> Non
     with contextlib.suppress(KeyboardInterrupt):
         graphs.begin(0, 0)()
         graphs.end(0)()
-    graphs.give_up()
+    graphs.abandon()
     assert cuda.calls[-1] == "capture_end"
 
 
@@ -65,7 +69,7 @@ def test_the_allocator_leaves_the_pool_of_a_recording_that_failed(cuda: Cuda) ->
     graphs = CudaGraphs(GPUS)
     graphs.begin(0, 0)()
     cuda.failing = {"capture_end": RuntimeError("operation failed due to a previous error during capture")}
-    graphs.give_up()
+    graphs.abandon()
     assert cuda.calls[-2:] == ["capture_end", "leave the pool"]
-    graphs.give_up()
+    graphs.abandon()
     assert cuda.calls[-1] == "leave the pool"

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, steps, takes
 
-from placewise.run.lower.instructions import Copy, Instructions, Run
+from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.waits import Waits, plan_waits
 
@@ -13,17 +13,17 @@ from placewise.run.lower.waits import Waits, plan_waits
 def dependencies(step: Step, instructions: Instructions) -> list[tuple[int, int]]:
     """Returns every pair of instructions of which the first must have ended before the second starts."""
     graph = step.problem.graph
-    ran = {s.op: i for i, s in enumerate(instructions.steps) if isinstance(s, Run)}
-    copied = {(s.tensor, s.target): i for i, s in enumerate(instructions.steps) if isinstance(s, Copy)}
+    ran = {s.op: i for i, s in enumerate(instructions.sequence) if isinstance(s, RunOp)}
+    copied = {(s.tensor, s.target): i for i, s in enumerate(instructions.sequence) if isinstance(s, CopyTensor)}
     pairs = []
-    for i, s in enumerate(instructions.steps):
-        if isinstance(s, Run):
+    for i, s in enumerate(instructions.sequence):
+        if isinstance(s, RunOp):
             pairs += [(ran[op], i) for op in graph.ops.after[s.op].tolist()]
             for tensor in graph.ops.reads[s.op].tolist():
                 maker = int(graph.producer[tensor])
                 pairs += [(copied[tensor, s.device], i)] if (tensor, s.device) in copied else []
                 pairs += [(ran[maker], i)] if maker >= 0 else []
-        elif isinstance(s, Copy) and graph.producer[s.tensor] >= 0:
+        elif isinstance(s, CopyTensor) and graph.producer[s.tensor] >= 0:
             pairs.append((ran[int(graph.producer[s.tensor])], i))
     return pairs
 
@@ -61,12 +61,14 @@ def test_every_dependency_is_kept_and_every_wait_is_needed(
     waits = plan_waits(step.problem.graph, instructions, is_gpu)
     before = ended_before(waits, is_gpu)
     for first, second in dependencies(step, instructions):
-        assert first in before[second], f"{instructions.steps[second]} does not wait for {instructions.steps[first]}"
+        assert first in before[second], f"{instructions.sequence[second]} does not wait for {instructions.sequence[first]}"
     for number, needs in waits.before.items():
         for need in needs:
             others = {**waits.before, number: tuple(other for other in needs if other != need)}
             without = ended_before(Waits(waits.queues, others, waits.awaited), is_gpu)
-            assert need not in without[number], f"{instructions.steps[number]} knows {instructions.steps[need]} already"
+            assert need not in without[number], (
+                f"{instructions.sequence[number]} knows {instructions.sequence[need]} already"
+            )
 
 
 def test_one_wait_for_two_copies_of_one_channel() -> None:
@@ -77,12 +79,12 @@ def test_one_wait_for_two_copies_of_one_channel() -> None:
     step = Step.of(graph, gpus(2))
     instructions = lower(step.problem, np.array([0, 0, 1, 1]))
     waits = plan_waits(step.problem.graph, instructions, [True, True])
-    kinds = [type(s).__name__ for s in instructions.steps[:6]]
-    assert kinds == ["Run", "Run", "Copy", "Copy", "Run", "Free"]
+    kinds = [type(s).__name__ for s in instructions.sequence[:6]]
+    assert kinds == ["RunOp", "RunOp", "CopyTensor", "CopyTensor", "RunOp", "FreeTensor"]
     assert waits.before[2] == (0,)
     assert waits.before[3] == (1,)
     assert waits.before[4] == (3,)
-    assert not waits.before[next(i for i, s in enumerate(instructions.steps) if s == Run(3, 1))]
+    assert not waits.before[next(i for i, s in enumerate(instructions.sequence) if s == RunOp(3, 1))]
 
 
 def test_random_ops_of_cpu_devices_draw_one_after_the_other() -> None:
@@ -90,6 +92,6 @@ def test_random_ops_of_cpu_devices_draw_one_after_the_other() -> None:
     graph = {"format": "placewise-graph", "version": 1, "name": "test", "tensors": tensors, "outputs": []}
     step = Step.of({**graph, "ops": [takes(1, 0, [], [0]), takes(1, 1, [], [1])]}, gpus(2))
     instructions = lower(step.problem, np.array([0, 1]))
-    second = instructions.steps.index(Run(1, 1))
+    second = instructions.sequence.index(RunOp(1, 1))
     assert plan_waits(step.problem.graph, instructions, [False, False], frozenset({0, 1})).before[second] == (0,)
     assert plan_waits(step.problem.graph, instructions, [True, True], frozenset({0, 1})).before[second] == ()

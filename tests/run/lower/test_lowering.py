@@ -14,7 +14,7 @@ from placewise.core.errors import PlanError
 from placewise.core.problem import Problem
 from placewise.models import load_graph
 from placewise.run.lower.check_instructions import check_instructions
-from placewise.run.lower.instructions import Copy, Free, Instructions, Run
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
@@ -63,10 +63,10 @@ def test_copies_and_memory_are_the_simulators(drawn: Drawn) -> None:
     usage = check_instructions(problem.graph, tensor_devices(problem, schedule.placement), instructions)
     assert np.array_equal(usage, schedule.memory)
     t = schedule.timeline
-    copies = [step for step in instructions.steps if isinstance(step, Copy)]
+    copies = [step for step in instructions.sequence if isinstance(step, CopyTensor)]
     columns = (schedule.copy_tensors.tolist(), t.copy_source.tolist(), t.copy_target.tolist())
-    assert copies == [Copy(*row) for row in zip(*columns, strict=True)]
-    assert [step.op for step in instructions.steps if isinstance(step, Run)] == schedule.order.tolist()
+    assert copies == [CopyTensor(*row) for row in zip(*columns, strict=True)]
+    assert [step.op for step in instructions.sequence if isinstance(step, RunOp)] == schedule.order.tolist()
 
 
 @pytest.mark.parametrize("order", ["program", "priority"])
@@ -79,16 +79,16 @@ def test_a_captured_step(order: str) -> None:
     instructions = Instructions.parse(str(lower(problem, placement, schedule.order)))
     usage = check_instructions(graph, tensor_devices(problem, placement), instructions)
     assert np.array_equal(usage, schedule.memory)
-    assert sum(isinstance(step, Copy) for step in instructions.steps) == len(schedule.copy_tensors) > 100
+    assert sum(isinstance(step, CopyTensor) for step in instructions.sequence) == len(schedule.copy_tensors) > 100
 
 
 @given(steps(max_ops=25))
 def test_each_copy_stands_before_its_first_reader(drawn: Drawn) -> None:
     _, schedule, instructions = lowered(drawn)
     readers = iter(schedule.timeline.copy_reader.tolist())
-    for number, step in enumerate(instructions.steps):
-        if isinstance(step, Copy):
-            following = next(s for s in instructions.steps[number:] if isinstance(s, Run))
+    for number, step in enumerate(instructions.sequence):
+        if isinstance(step, CopyTensor):
+            following = next(s for s in instructions.sequence[number:] if isinstance(s, RunOp))
             assert following.op == next(readers)
             assert following.device == step.target
 
@@ -106,28 +106,28 @@ def test_planted_faults_are_found(drawn: Drawn, data: st.DataObject) -> None:
     """Without one instruction, or with one twice, or with one moved to another device, nothing is right any more."""
     problem, schedule, instructions = lowered(drawn)
     homes = tensor_devices(problem, schedule.placement)
-    number = data.draw(st.integers(0, len(instructions.steps) - 1))
-    step, before, behind = instructions.steps[number], instructions.steps[:number], instructions.steps[number + 1 :]
+    number = data.draw(st.integers(0, len(instructions.sequence) - 1))
+    step, before, behind = instructions.sequence[number], instructions.sequence[:number], instructions.sequence[number + 1 :]
     faults = {"left out": (*before, *behind), "twice": (*before, step, step, *behind)}
-    if isinstance(step, Free) and problem.num_devices > 1:
+    if isinstance(step, FreeTensor) and problem.num_devices > 1:
         faults["elsewhere"] = (*before, replace(step, device=(step.device + 1) % problem.num_devices), *behind)
     for faulty in faults.values():
         with pytest.raises(PlanError):
-            check_instructions(problem.graph, homes, replace(instructions, steps=faulty))
+            check_instructions(problem.graph, homes, replace(instructions, sequence=faulty))
 
 
 @given(steps(max_ops=25, min_ops=2))
 def test_a_free_that_is_too_early_is_found_by_the_op_that_needs_it(drawn: Drawn) -> None:
     problem, schedule, instructions = lowered(drawn)
     homes = tensor_devices(problem, schedule.placement)
-    for number, step in enumerate(instructions.steps):
-        last = instructions.steps[number - 1]
-        if isinstance(step, Free) and isinstance(last, Run) and step.tensor in problem.graph.ops.reads[last.op]:
-            early = list(instructions.steps)
+    for number, step in enumerate(instructions.sequence):
+        last = instructions.sequence[number - 1]
+        if isinstance(step, FreeTensor) and isinstance(last, RunOp) and step.tensor in problem.graph.ops.reads[last.op]:
+            early = list(instructions.sequence)
             early[number - 1], early[number] = step, last
             if step.device == last.device:
-                with pytest.raises(PlanError, match="is not there"):
-                    check_instructions(problem.graph, homes, replace(instructions, steps=tuple(early)))
+                with pytest.raises(PlanError, match="is not on the device"):
+                    check_instructions(problem.graph, homes, replace(instructions, sequence=tuple(early)))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,19 @@
-"""What a step notes about itself: when each instruction ran, and how many bytes it made."""
+"""What one traced step did: when each instruction ran, and how many bytes it allocated."""
 
 from torch import Tensor
 
 
-class Notes:
-    """Times and sizes by instruction; lanes add to it from their own threads."""
+class StepTrace:
+    """Times and sizes by instruction; each lane adds its own, from its own thread."""
 
     def __init__(self) -> None:
         self.times: dict[int, tuple[float, float]] = {}  # instruction -> start and end, in seconds of one clock
         self.nbytes: dict[int, int] = {}  # instruction -> bytes of the storages that it made
 
     def add(self, number: int, start: float | None, end: float | None, *made: Tensor | None) -> None:
-        """Notes an instruction; one on a GPU gets its times when the step has ended.
+        """Adds an instruction; the streams fill in the times of what the host launches when the step has ended.
 
-        An op may return None for a gradient that nobody wants.
+        An op may return None for a gradient that nobody needs.
         """
         if start is not None and end is not None:
             self.times[number] = (start, end)

@@ -1,0 +1,69 @@
+"""The host's own arithmetic (step counters, learning rates): Python computes it once in a step, before the first launch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from placewise.graph_capture.program import Slot
+from placewise.run.codegen.source import Source
+from placewise.run.lower.slots import HOST_VALUE, Slots, slots_of, written_slots
+
+Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then
+
+
+class HostScalars:
+    """Which of the host's values each op reads.
+
+    All of the host's calls run before the first launch. If one changes a tensor in place after an op has read it, that op
+    gets a copy of the earlier value.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.positions: dict[Key, int] = {}  # of a value in the list that the host's function returns
+        self.reads: dict[int, dict[Slot, Key]] = {}  # op -> slot -> what it reads
+        self._num_changes: dict[Slot, int] = {}
+        for call in slots.host_calls:
+            for slot in written_slots(call):
+                self._num_changes[slot] = self._num_changes.get(slot, 0) + 1
+
+    def build(self, resident_positions: dict[Slot, int]) -> Callable[[list[Any]], tuple[list[Any], list[Any]]]:
+        """Returns a function from the residents to the scalars that the lanes read, and the program's updates.
+
+        `resident_positions` has the place of each resident in their list.
+        """
+        source = Source("host", ("residents",))
+        changed: dict[Slot, int] = {}
+        known: set[Slot] = set()
+        host_calls = set(map(id, self._slots.host_calls))
+
+        def name_of(slot: Slot) -> str:
+            if slot not in known:
+                known.add(slot)
+                source.add(f"h{slot:d} = residents[{resident_positions[slot]}]")
+            return f"h{slot:d}"
+
+        snapshots: dict[Key, str] = {}
+        for call in self._slots.program.calls:
+            if id(call) in host_calls:
+                expression = source.call(call, name_of, "cpu")
+                source.assign(call, [f"h{slot:d}" for slot in call.results] or ["_"], expression)
+                known.update(call.results)
+                for slot in written_slots(call):
+                    changed[slot] = changed.get(slot, 0) + 1
+            for slot in slots_of(call) if call.op >= 0 else ():
+                if self._slots.storages[slot] == HOST_VALUE:
+                    key = (slot, changed.get(slot, 0))
+                    self.reads.setdefault(call.op, {})[slot] = key
+                    self.positions.setdefault(key, len(self.positions))
+                    if key not in snapshots:
+                        snapshots[key] = name_of(slot)
+                        if key[1] < self._num_changes.get(slot, 0):
+                            snapshots[key] = f"h{slot:d}_{key[1]}"
+                            source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
+        updates = ", ".join(name_of(slot) for _, slot in self._slots.program.updates)
+        source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
+        return source.build()
+
+    def position(self, op: int, slot: Slot) -> int:
+        """Returns the place of what an op reads in the list of scalars."""
+        return self.positions[self.reads[op][slot]]

@@ -1,0 +1,140 @@
+"""When a step's segments are recorded as graphs, and whether the recording still holds."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from placewise.graph_capture.program import Slot
+from placewise.run.backends.protocol import Graphs
+from placewise.run.codegen.graph_lanes import RecordingWriter, ReplayWriter
+from placewise.run.codegen.graph_segments import Segments, find_segments
+from placewise.run.codegen.host_scalars import HostScalars
+from placewise.run.codegen.lanes import Lanes
+from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.storage_copies import clone_storage, copy_storage_over
+
+WARM_UP = 2  # plain steps: libraries make their plans and workspaces, and host scalars show whether they change
+
+MOST_RECORDINGS = 10  # then a step whose tensors move, or whose scalars change, all the time stays plain
+
+Layout = tuple[Any, ...]  # address, strides, offset and size of a tensor in memory
+
+
+class Recording(NamedTuple):
+    """Graphs, and what they rely on."""
+
+    segments: Segments
+    graphs: Graphs
+    kept: dict[str, Any]  # what graphs share with other launches, by its name in the lanes
+    scalars: list[Any]  # the host's, as they were
+    inputs: dict[int, Tensor]  # position among the residents -> what a batch is copied over
+    layouts: dict[int, Layout]  # position among the residents -> the others, as they were
+
+
+class GraphReplay:
+    """Chooses the lanes of each step: plain ones at first, then those that record, then those that replay.
+
+    A step records again when a tensor of the model has moved, or a host scalar has changed that did not before; from then
+    on the host launches the ops that read this scalar. After a recording that failed all steps are plain.
+    """
+
+    def __init__(
+        self,
+        plain: Lanes,
+        make_graphs: Callable[[], Graphs],
+        placed: PlacedStep,
+        scalars: HostScalars,
+        positions: dict[Slot, int],
+        *others: Any,
+    ) -> None:
+        self._plain, self._make_graphs = plain, make_graphs
+        self._placed, self._scalars, self._positions = placed, scalars, positions
+        self._given = (placed, scalars, positions, *others)  # what a LaneWriter is made with
+        self._warm_up_scalars: list[list[Any]] = []  # by step
+        self._changing: frozenset[int] = frozenset()
+        self._recording: Recording | None = None
+        self._replay: Lanes | None = None
+        self._recordings_left = MOST_RECORDINGS
+        self.num_recorded = 0  # ops that graphs launch
+
+    def lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
+        """Returns the lanes for a step with these values; copies the batch to where graphs read it."""
+        if len(self._warm_up_scalars) < WARM_UP:
+            self._warm_up_scalars.append(_snapshot(scalars))
+            return self._plain
+        if self._recording is None:
+            for before in self._warm_up_scalars:
+                self._changing |= _changed(before, scalars, range(len(scalars)))
+        elif not self._holds(self._recording, residents, scalars):
+            self.forget()
+        if self._recording is None:
+            return self._record(residents, scalars) if self._recordings_left else self._plain
+        for position, kept in self._recording.inputs.items():
+            residents[position] = copy_storage_over(residents[position], kept)
+        if self._replay is None:
+            self._replay = self._writer(ReplayWriter, self._recording).write()
+        return self._replay
+
+    def recover(self, failure: BaseException) -> None:
+        """Forgets the recording after a step has failed; if that step was recording, all are plain from now on."""
+        if self._recording is not None:
+            self._recording.graphs.abandon()
+            if self._replay is None and isinstance(failure, Exception):
+                self._recordings_left = 0
+                warnings.warn(f"no graphs from now on: recording them failed ({failure})", stacklevel=2)
+        self.forget()
+
+    def forget(self) -> None:
+        """Gives back what graphs hold; the next step records again."""
+        if self._recording is not None:
+            self._recording.graphs.reset()
+            self._recording.kept.clear()
+        self._recording = self._replay = None
+
+    def _holds(self, recording: Recording, residents: list[Any], scalars: list[Any]) -> bool:
+        changed = _changed(recording.scalars, scalars, recording.segments.scalars)
+        self._changing |= changed
+        return not changed and recording.layouts == self._layouts(recording.segments, residents)
+
+    def _record(self, residents: list[Any], scalars: list[Any]) -> Lanes:
+        self._recordings_left -= 1
+        segments = find_segments(self._placed, self._scalars, self._changing)
+        inputs, slots = dict[int, Tensor](), self._placed.slots
+        for resident in slots.program.residents:
+            if resident.kind == "input" and slots.storages[resident.slot] in segments.residents:
+                position = self._positions[resident.slot]
+                residents[position] = inputs[position] = clone_storage(residents[position])
+        layouts = self._layouts(segments, residents)
+        recording = Recording(segments, self._make_graphs(), {}, _snapshot(scalars), inputs, layouts)
+        lanes = self._writer(RecordingWriter, recording).write()
+        self._recording, self.num_recorded = recording, sum(map(len, segments.ops))
+        return lanes
+
+    def _layouts(self, segments: Segments, residents: list[Any]) -> dict[int, Layout]:
+        """Returns where and how the model's tensors are in memory; those that are only copied may have any address."""
+        found: dict[int, Layout] = {}
+        for resident in self._placed.slots.program.residents:
+            if resident.tensor >= 0 and resident.kind != "input":
+                tensor = residents[position := self._positions[resident.slot]]
+                is_read = self._placed.slots.storages[resident.slot] in segments.residents
+                address = tensor.data_ptr() if is_read else 0
+                found[position] = (address, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
+        return found
+
+    def _writer(self, kind: type[RecordingWriter], recording: Recording) -> RecordingWriter:
+        return kind(*self._given, segments=recording.segments, graphs=recording.graphs, kept=recording.kept)
+
+
+def _snapshot(scalars: list[Any]) -> list[Any]:
+    """Returns the scalars as they are now; one that is a tensor may change in place later."""
+    return [scalar.clone() if isinstance(scalar, Tensor) else scalar for scalar in scalars]
+
+
+def _changed(before: list[Any], scalars: list[Any], positions: Iterable[int]) -> frozenset[int]:
+    return frozenset(position for position in positions if not _same(before[position], scalars[position]))
+
+
+def _same(first: Any, second: Any) -> bool:
+    return first.equal(second) if isinstance(first, Tensor) else bool(first == second)

@@ -1,0 +1,193 @@
+"""The host's lane and the lanes of CPU threads together, on a stand-in accelerator."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from eager_steps import bitwise, eager_step, snapshot
+from executed import RandomNet, cpu_cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import random_placements
+from stand_in_accelerator import InstantStreams, LateStreams, placed_at_random, stand_in_devices
+from torch import nn
+
+from placewise.core.problem import Problem
+from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.measure.step_times import measured_memory
+from placewise.run.codegen import lanes
+from placewise.run.lower.instructions import CopyTensor, RunOp
+from placewise.run.lower.lowering import lower, tensor_devices
+from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.lower.slots import Slots
+from placewise.run.step import train_step as train_steps
+from placewise.run.step.train_step import TrainStep
+from placewise.simulate.simulator import Simulator
+
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
+def test_the_memory_of_a_traced_step_is_the_simulators() -> None:
+    """Sizes of real storages, with copies from GPU to CPU and back, allocated and freed in launch order."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    captured = capture_step(TrainingStep(model, lambda out, target: (out * target).sum(), optimizer, batch))
+    problem = Problem.of(captured.graph, cpu_cluster(3))
+    placement, order = random_placements(problem, np.random.default_rng(0), 1)[0], np.arange(problem.num_ops)
+    devices = stand_in_devices(problem.cluster, (True, True, False))
+    placed = PlacedStep(Slots.of(captured), lower(problem, placement), tensor_devices(problem, placement), devices)
+    trace = TrainStep(captured, placed, InstantStreams([True, True, False])).trace(batch)
+    predicted = Simulator(problem, "program").schedule(placement, order)
+    assert len({(s.source < 2, s.target < 2) for s in placed.instructions.sequence if isinstance(s, CopyTensor)}) == 3
+    assert np.array_equal(measured_memory(predicted, placed.instructions, trace), predicted.memory)
+
+
+def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that shows a second more whenever it is read, and 100 seconds more after each pause.
+
+    Each time between two pauses is one second, and the pauses do not count.
+    """
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    problem = Problem.of(captured.graph, cpu_cluster(1))
+    devices = stand_in_devices(problem.cluster, (True,))
+    everything = np.zeros(problem.num_groups, np.int64)
+    placed = PlacedStep(Slots.of(captured), lower(problem, everything), tensor_devices(problem, everything), devices)
+    streams, seconds, pauses = InstantStreams([True]), [0.0], []
+
+    def rest() -> None:
+        pauses.append(seconds[-1])
+        seconds.append(seconds[-1] + 100)
+
+    def read_clock() -> float:
+        seconds.append(seconds[-1] + 1)
+        return seconds[-1]
+
+    monkeypatch.setattr(lanes, "PAUSE_EVERY", 20)
+    monkeypatch.setattr(train_steps, "perf_counter", read_clock)
+    monkeypatch.setattr(streams, "synchronize_all", rest)
+    train_step = TrainStep(captured, placed, streams)
+    assert train_step.host_seconds(batch) == len(pauses) - 1
+    assert len(pauses) == -(-len(placed.instructions.sequence) // 20) + 1 > 2
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_ops=st.integers(0, 12),
+    from_host=st.sampled_from([(True,), (True, True), (True, False), (False, True, True), (True, False, False, True)]),
+)
+@settings(max_examples=60)
+def test_gpus_and_cpus_together(seed: int, num_ops: int, from_host: tuple[bool, ...]) -> None:
+    torch.manual_seed(seed % 1000)
+    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch))
+    placed = placed_at_random(captured, seed, from_host)
+    train_step = TrainStep(captured, placed, InstantStreams(list(from_host)))
+    for number in range(3):
+        (expected,) = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch))
+        if number < 2:
+            assert bitwise(train_step(batch), expected)
+        else:
+            trace = train_step.trace(batch)
+            wanted = {i for i, s in enumerate(placed.instructions.sequence) if isinstance(s, (RunOp, CopyTensor))}
+            assert trace.nbytes.keys() == wanted
+        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        assert [key for key in values if not bitwise(found[key], values[key])] == []
+    train_step.close()
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_ops=st.integers(0, 10),
+    from_host=st.sampled_from([(True, False), (False, True, True)]),
+    micro_batches=st.integers(1, 2),
+)
+@settings(max_examples=40)
+def test_copies_may_be_late(seed: int, num_ops: int, from_host: tuple[bool, ...], micro_batches: int) -> None:
+    """Nothing reads a copy before it is made, or writes what is still copied, above all not pinned parameters."""
+    torch.manual_seed(seed % 1000)
+    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    batch = (torch.randn(6 * micro_batches, 4), torch.randn(6 * micro_batches, 4))
+    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch, micro_batches))
+    train_step = TrainStep(captured, placed_at_random(captured, seed, from_host), LateStreams(list(from_host)))
+    for number in range(4):
+        first, *others = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch, micro_batches))
+        assert bitwise(train_step(batch), sum(others, start=first))
+        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        assert [key for key in values if not bitwise(found[key], values[key])] == []
+        if number == 1:
+            for each in (model, twin):
+                each.load_state_dict({key: value * 1.01 for key, value in each.state_dict().items()})
+    train_step.close()
+
+
+def step_with_pinned_parameters() -> tuple[CapturedStep, PlacedStep]:
+    """Returns a step on a GPU and a CPU that updates several parameters which the GPU reads."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    every = (placed_at_random(captured, seed, (True, False)) for seed in range(100))
+    return captured, next(placed for placed in every if len(placed.pinned) > 1)
+
+
+def test_what_the_step_writes_on_a_cpu_stays_in_pinned_memory() -> None:
+    """Once a parameter is there, copying it to a GPU pins nothing; the next step pins it again if the model gets another."""
+    captured, placed = step_with_pinned_parameters()
+    model, batch = captured.step.model, captured.step.batch
+    streams = InstantStreams([True, False])
+    train_step = TrainStep(captured, placed, streams)
+    counts = []
+    for number in range(5):
+        if number == 3:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.clone()
+        train_step(batch)
+        counts.append(len(streams.pinned))
+        addresses = {parameter.data_ptr() for parameter in model.parameters()}
+        assert len(addresses & {pinned.data_ptr() for pinned in streams.pinned}) == len(placed.pinned)
+    usual, moved = counts[1] - counts[0], len(placed.pinned)
+    assert np.diff([0, *counts]).tolist() == [usual + moved, usual, usual, usual + moved, usual]
+    train_step.close()
+
+
+def test_steps_in_turn_do_not_pin_what_is_pinned() -> None:
+    """Two steps of one model, as for batches of two sizes: what one has pinned the other leaves where it is."""
+    captured, placed = step_with_pinned_parameters()
+    streams = InstantStreams([True, False])
+    first, second = (TrainStep(captured, placed, streams) for _ in range(2))
+    counts = []
+    for train_step in (first, first, second, first, second):
+        train_step(captured.step.batch)
+        counts.append(len(streams.pinned))
+    usual = counts[1] - counts[0]
+    assert np.diff(counts).tolist() == [usual] * 4
+    first.close()
+    second.close()
+
+
+def test_the_caller_may_write_what_the_step_only_reads() -> None:
+    """A CPU's tensor that the step does not write is pinned for each copy."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    captured = capture_inference(model, torch.randn(6, 4))
+    for seed in range(20):
+        placed = placed_at_random(captured, seed, (True, False))
+        assert not placed.pinned
