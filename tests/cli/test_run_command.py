@@ -17,7 +17,7 @@ from placewise.cli.progress import Line
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile, ProfiledDevice
-from placewise.core.quantities import nbytes
+from placewise.core.quantities import format_bytes
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.profile_file import write_profile
 from placewise.measure.profiler import hardware_of
@@ -56,7 +56,7 @@ def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]) ->
     found = said(capsys)
     assert (found["fits"], found["overflow_bytes"]) == (False, {"cpu:0": 0, "cpu:1": 1024})
     assert main([*RUN, "--cluster", "small.toml"]) == 0
-    line = f"the plan does not fit: cpu:1 needs 1 KiB more than its {nbytes(small.memory_bytes)}"
+    line = f"the plan does not fit: cpu:1 needs 1 KiB more than its {format_bytes(small.memory_bytes)}"
     assert capsys.readouterr().out.splitlines()[1] == line
 
 

@@ -14,27 +14,27 @@ from placewise.core.coarsening import coarsen
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph
 from placewise.core.grouping import GROUPINGS, group_edges, group_ops, group_work, module_path
-from placewise.core.sets import merge_sets, numbered, sums
+from placewise.core.labels import connected_components, renumber, sum_by_label
 
 # --- sets ---
 
 
 def test_merge_sets_by_hand() -> None:
     """0-3 and 3-4 are one set, 1 is alone, 2-5 are one: numbered by their first elements 0, 1, 2."""
-    assert merge_sets(6, [(3, 4), (5, 2), (0, 3), (4, 0)]).tolist() == [0, 1, 2, 0, 0, 2]
-    assert merge_sets(3, []).tolist() == [0, 1, 2]
-    assert merge_sets(0, []).tolist() == []
-    assert merge_sets(2, [(1, 1)]).tolist() == [0, 1]
+    assert connected_components(6, [(3, 4), (5, 2), (0, 3), (4, 0)]).tolist() == [0, 1, 2, 0, 0, 2]
+    assert connected_components(3, []).tolist() == [0, 1, 2]
+    assert connected_components(0, []).tolist() == []
+    assert connected_components(2, [(1, 1)]).tolist() == [0, 1]
 
 
 def test_numbered_by_hand() -> None:
-    assert numbered(np.array([7, 3, 7, -1, 3])).tolist() == [0, 1, 0, 2, 1]
-    assert numbered(np.zeros(0, np.int64)).tolist() == []
+    assert renumber(np.array([7, 3, 7, -1, 3])).tolist() == [0, 1, 0, 2, 1]
+    assert renumber(np.zeros(0, np.int64)).tolist() == []
 
 
 def test_sums_by_hand() -> None:
-    assert sums(np.array([2, 0, 2]), np.array([1.0, 2.0, 4.0]), 4).tolist() == [2, 0, 5, 0]
-    assert sums(np.zeros(0, np.int64), np.zeros(0), 2).tolist() == [0, 0]
+    assert sum_by_label(np.array([2, 0, 2]), np.array([1.0, 2.0, 4.0]), 4).tolist() == [2, 0, 5, 0]
+    assert sum_by_label(np.zeros(0, np.int64), np.zeros(0), 2).tolist() == [0, 0]
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
@@ -47,7 +47,7 @@ def test_merge_sets_are_what_spreading_labels_finds(pairs: list[tuple[int, int]]
     while any(labels[a] != labels[b] for a, b in pairs):
         for a, b in pairs:
             labels[a] = labels[b] = min(labels[a], labels[b])
-    assert merge_sets(10, pairs).tolist() == numbered(np.array(labels)).tolist()
+    assert connected_components(10, pairs).tolist() == renumber(np.array(labels)).tolist()
 
 
 # --- edges and work between groups ---
@@ -168,7 +168,7 @@ def naive_single_consumer(graph: Graph) -> Ints:
                 label = [other if entry == mine else entry for entry in label]
                 break
         else:
-            return numbered(np.array(label, np.int64))
+            return renumber(np.array(label, np.int64))
 
 
 @given(graphs())
@@ -190,7 +190,7 @@ def test_single_consumer_is_the_naive_fixed_point_on_random_dags(seed: int) -> N
 def test_groups_are_numbered_by_first_member_without_gaps(graph: Graph, grouping: str) -> None:
     merged = group_ops(graph, grouping)
     assert len(merged) == graph.num_groups
-    assert numbered(merged).tolist() == merged.tolist()
+    assert renumber(merged).tolist() == merged.tolist()
 
 
 # --- coarsening ---
@@ -199,7 +199,7 @@ def test_groups_are_numbered_by_first_member_without_gaps(graph: Graph, grouping
 def check_coarsening(merged: Ints, position: Ints, source: Ints, target: Ints, num_groups: int) -> None:
     """Asserts that there are at most so many groups and that the edges which point forward make no cycle between them."""
     assert int(merged.max(initial=-1)) + 1 <= num_groups
-    assert numbered(merged).tolist() == merged.tolist()
+    assert renumber(merged).tolist() == merged.tolist()
     behind: dict[int, set[int]] = {}
     for a, b in zip(source.tolist(), target.tolist(), strict=True):
         if position[a] < position[b] and merged[a] != merged[b]:

@@ -1,7 +1,13 @@
 """Quantities as people read them."""
 
-from placewise.core.quantities import at_most
+from placewise.core.quantities import format_percent_rounded_up
 
 
 def test_what_is_at_most_so_much_is_rounded_up() -> None:
-    assert [at_most(share) for share in (0.022, 0.02201, 1e-9, 0.0, -0.1)] == ["2.2%", "2.3%", "0.0%", "0.0%", "0.0%"]
+    assert [format_percent_rounded_up(share) for share in (0.022, 0.02201, 1e-9, 0.0, -0.1)] == [
+        "2.2%",
+        "2.3%",
+        "0.0%",
+        "0.0%",
+        "0.0%",
+    ]

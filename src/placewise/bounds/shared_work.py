@@ -18,8 +18,8 @@ from scipy.sparse import coo_array
 
 from placewise.bounds.dag import Dag, interchangeable
 from placewise.core.arrays import Floats, Ints
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 from placewise.simulate.flat_problem import tensor_groups
 
 ROUNDING = 1e-12  # relative: of a sum of many products
@@ -60,7 +60,7 @@ class Shared:
         work = np.zeros((self.problem.num_groups, self.problem.num_devices))
         seconds = self.problem.op_seconds[ops]
         for d in range(self.problem.num_devices):
-            work[:, d] = sums(self.dag.groups[ops], seconds[:, d], self.problem.num_groups)
+            work[:, d] = sum_by_label(self.dag.groups[ops], seconds[:, d], self.problem.num_groups)
         return np.where(self.problem.allowed, work, np.inf)
 
     def prices(self, ops: Ints, starts: Floats) -> Prices:
@@ -78,7 +78,7 @@ def _resident_bytes(problem: Problem) -> Floats:
     own = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))
     home = tensor_groups(problem)[own]
     nbytes = graph.tensors.nbytes[own].astype(np.float64)
-    return sums(home[home >= 0], nbytes[home >= 0], problem.num_groups)
+    return sum_by_label(home[home >= 0], nbytes[home >= 0], problem.num_groups)
 
 
 def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, memory: Ints) -> float:

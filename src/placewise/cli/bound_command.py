@@ -65,11 +65,12 @@ def _data(problem: "Problem", found: "Bound", single: tuple[str, float] | None) 
 
 
 def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None, is_checked: bool) -> None:
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
     from placewise.report.text_tables import bold, table
 
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: no placement has a step below {seconds(found.seconds)}\n")
-    rows = [(part.name, seconds(part.seconds), "<- best" if part.name == found.name else "") for part in found.parts]
+    limit = format_seconds(found.seconds)
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: no placement has a step below {limit}\n")
+    rows = [(part.name, format_seconds(part.seconds), "<- best" if part.name == found.name else "") for part in found.parts]
     print(table(("bound", "seconds", ""), rows))
     print(f"\nThe limit is {_limit(found)}.")
     if single is not None:
@@ -87,11 +88,13 @@ def _limit(found: "Bound") -> str:
 
 def _beside(single: tuple[str, float], bound: float) -> str:
     """Returns what the bound says of the fastest single device."""
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
 
     name, step = single
-    alone = f"{name} alone takes {seconds(step)}"
+    alone = f"{name} alone takes {format_seconds(step)}"
     if step <= bound * (1 + 1e-6):
         return f"{alone}: that is the bound, no other device can help."
     above = 100 * (step / bound - 1)
-    return f"{alone}, {above:.1f}% above the bound: all devices together can't save more than {seconds(step - bound)}."
+    return (
+        f"{alone}, {above:.1f}% above the bound: all devices together can't save more than {format_seconds(step - bound)}."
+    )

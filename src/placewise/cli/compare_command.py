@@ -16,7 +16,7 @@ from placewise.cli.searches import (
 )
 from placewise.cli.shared_options import add_command, check_devices, measure_of, positive_argument, warn
 from placewise.core.errors import StrategyError
-from placewise.core.quantities import counted
+from placewise.core.quantities import format_count
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -116,7 +116,7 @@ def _row(name: str, outcomes: "list[Outcome]", reason: str) -> dict[str, Any]:
 def _print_comparison(
     problem: "Problem", rows: list[dict[str, Any]], bound: "Bound | None", options: argparse.Namespace
 ) -> None:
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
     from placewise.report.text_tables import bold, table
     from placewise.search.planner import gap_of
 
@@ -130,14 +130,16 @@ def _print_comparison(
         head = {"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds}
         print_json({**head, "bound_seconds": None if bound is None else bound.seconds, "rows": rows})
         return
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {counted(options.seeds, 'seed')}")
+    print(
+        f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {format_count(options.seeds, 'seed')}"
+    )
     if bound is not None:
-        print(f"no placement has a step below {seconds(bound.seconds)}")
+        print(f"no placement has a step below {format_seconds(bound.seconds)}")
     print()
     cells = [
         (
             row["strategy"],
-            *("-" if row[f"{which}_seconds"] is None else seconds(row[f"{which}_seconds"]) for which in _TIMES),
+            *("-" if row[f"{which}_seconds"] is None else format_seconds(row[f"{which}_seconds"]) for which in _TIMES),
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
             "-" if row["gap"] is None else f"{row['gap']:.1%}",
             row["fits"],

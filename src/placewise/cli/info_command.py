@@ -39,18 +39,26 @@ def _info(options: argparse.Namespace) -> None:
 
 
 def _print_info(name: str, facts: Any, by_device: dict[str, float], options: argparse.Namespace) -> None:
-    from placewise.core.quantities import count, nbytes, seconds
+    from placewise.core.quantities import format_bytes, format_seconds, format_with_prefix
     from placewise.report.text_tables import bold, table
 
     where = f"each op on its fastest device of {options.cluster}" if by_device else "a device of 10 Tflop/s and 500 GB/s"
     print(bold(name or options.model))
     print(f"{facts.num_ops:,} ops in {facts.num_groups:,} groups, {facts.num_tensors:,} tensors")
-    print(f"{count(facts.flops)}flop, {nbytes(facts.nbytes_moved)} moved")
-    print("resident: " + (", ".join(f"{kind} {nbytes(size)}" for kind, size in facts.resident_bytes.items()) or "nothing"))
-    print(f"work {seconds(facts.work_seconds)}, critical path {seconds(facts.critical_path_seconds)} ({where})")
+    print(f"{format_with_prefix(facts.flops)}flop, {format_bytes(facts.nbytes_moved)} moved")
+    print(
+        "resident: "
+        + (", ".join(f"{kind} {format_bytes(size)}" for kind, size in facts.resident_bytes.items()) or "nothing")
+    )
+    print(
+        f"work {format_seconds(facts.work_seconds)}, critical path {format_seconds(facts.critical_path_seconds)} ({where})"
+    )
     print(f"parallelism {facts.parallelism:.2f}: more such devices give at most this speed-up")
     print(f"{facts.depth:,} levels, the widest has {facts.widest_level:,} ops\n")
-    rows = [(phase, f"{n:,}", f"{count(facts.flops_by_phase[phase])}flop") for phase, n in facts.ops_by_phase.items()]
+    rows = [
+        (phase, f"{n:,}", f"{format_with_prefix(facts.flops_by_phase[phase])}flop")
+        for phase, n in facts.ops_by_phase.items()
+    ]
     print(table(("phase", "ops", "work"), rows) + "\n")
     kinds = list(facts.ops_by_kind.items())
     shown = [(kind, f"{n:,}") for kind, n in kinds[: options.kinds]]
@@ -58,4 +66,6 @@ def _print_info(name: str, facts: Any, by_device: dict[str, float], options: arg
         shown.append((f"{len(kinds) - options.kinds} more kinds", f"{sum(n for _, n in kinds[options.kinds :]):,}"))
     print(table(("kind", "ops"), shown))
     if by_device:
-        print("\n" + table(("device", "all ops here"), [(device, seconds(time)) for device, time in by_device.items()]))
+        print(
+            "\n" + table(("device", "all ops here"), [(device, format_seconds(time)) for device, time in by_device.items()])
+        )

@@ -83,21 +83,26 @@ def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: a
 
 
 def _print(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
-    from placewise.core.quantities import count, seconds
+    from placewise.core.quantities import format_seconds, format_with_prefix
     from placewise.report.text_tables import table
 
     profile, sums = found.profile, _op_sums(graph, cluster)
     took = f"{found.num_signatures:,} signatures of {len(graph.ops):,} ops, measured in {found.seconds:.1f} s"
     print(f"{options.output}: {took}\n")
-    rows = [(d.name, d.hardware, d.times_of, seconds(sums[d.name])) for d in profile.devices]
+    rows = [(d.name, d.hardware, d.times_of, format_seconds(sums[d.name])) for d in profile.devices]
     print(table(("device", "what it is", "times of", "all ops here"), rows, left=3))
     if profile.links:
         links = [
-            (link.source, link.target, seconds(link.latency_seconds), f"{count(link.bytes_per_second)}B/s")
+            (
+                link.source,
+                link.target,
+                format_seconds(link.latency_seconds),
+                f"{format_with_prefix(link.bytes_per_second)}B/s",
+            )
             for link in profile.links
         ]
         print("\n" + table(("from", "to", "latency", "bandwidth"), links, left=2))
-    print(f"\nhost time of a launch: {seconds(profile.dispatch_seconds)}")
+    print(f"\nhost time of a launch: {format_seconds(profile.dispatch_seconds)}")
     for kind, factors in profile.contention.items():
         products, sums_of = (", ".join(f"{factor:.2f}" for factor in row) for row in (factors.compute, factors.memory))
         print(f"{kind} next to 1, 2, ... busy ones: matrix products take × {products}; additions × {sums_of}")

@@ -66,15 +66,15 @@ class Ticker:
 
     def line(self, progress: "Progress") -> str:
         """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
-        from placewise.core.quantities import at_most, counted, seconds
+        from placewise.core.quantities import format_count, format_percent_rounded_up, format_seconds
         from placewise.search.planner import gap_of
 
         rate = progress.evaluations / max(progress.seconds, 1e-9)
-        best = seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
+        best = format_seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
         gap = None if self.limit is None else gap_of(progress.step_seconds, self.limit.seconds)
         if gap is not None and gap < float("inf"):
-            best += f", at most {at_most(gap)} above the best possible"
-        parts = [f"{self.label}: best {best}", f"{counted(progress.evaluations, 'evaluation')}, {rate:,.0f} a second"]
+            best += f", at most {format_percent_rounded_up(gap)} above the best possible"
+        parts = [f"{self.label}: best {best}", f"{format_count(progress.evaluations, 'evaluation')}, {rate:,.0f} a second"]
         left = [self.seconds - progress.seconds] if self.seconds is not None else []
         left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []
         parts += [f"{max(min(left), 0):.0f} s left"] if left else []

@@ -123,10 +123,10 @@ class _Told:
         self._started = time.monotonic()
 
     def __call__(self, row: "PaperRow", column: str, found: "Found") -> None:
-        from placewise.core.quantities import seconds
+        from placewise.core.quantities import format_seconds
 
         if sys.stderr.isatty():
-            step = found.problem or ("nothing fits" if found.median is None else seconds(found.median))
+            step = found.problem or ("nothing fits" if found.median is None else format_seconds(found.median))
             print(f"{time.monotonic() - self._started:6.0f} s  {row.label}: {column} {step}", file=sys.stderr)
 
 

@@ -155,23 +155,29 @@ def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str
 
 
 def _print(result: dict[str, Any], problem: Any) -> None:
-    from placewise.core.quantities import nbytes, seconds
+    from placewise.core.quantities import format_bytes, format_seconds
     from placewise.report.text_tables import bold, table
 
     step, predicted = result["step_seconds"], result["predicted_seconds"]
     error = f" ({predicted / step - 1:+.0%})" if step else ""
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(step))} a step, ", end="")
-    print(f"median of {len(result['steps'])}; predicted {seconds(predicted)}{error}")
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(step))} a step, ", end="")
+    print(f"median of {len(result['steps'])}; predicted {format_seconds(predicted)}{error}")
     if not result["fits"]:
         over = [(device, result["overflow_bytes"][device.name]) for device in problem.cluster.devices]
-        needs = [f"{device.name} needs {nbytes(n)} more than its {nbytes(device.memory_bytes)}" for device, n in over if n]
+        needs = [
+            f"{device.name} needs {format_bytes(n)} more than its {format_bytes(device.memory_bytes)}"
+            for device, n in over
+            if n
+        ]
         print(f"the plan does not fit: {', '.join(needs)}")
     if result["host_seconds_per_launch"] is not None:
         graphs = f", {result['launched_by_graphs']:,} of them in CUDA graphs" if result["launched_by_graphs"] else ""
-        print(f"host: {seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches{graphs}")
+        print(
+            f"host: {format_seconds(result['host_seconds_per_launch'])} for each of {result['launches']:,} launches{graphs}"
+        )
     rows = []
     for name, ops in result["ops"].items():
         allocated = result["allocated_bytes"].get(name)
         sizes = (result["predicted_peak_bytes"][name], result["peak_bytes"][name])
-        rows.append((name, f"{ops:,}", *map(nbytes, sizes), "-" if allocated is None else nbytes(allocated)))
+        rows.append((name, f"{ops:,}", *map(format_bytes, sizes), "-" if allocated is None else format_bytes(allocated)))
     print("", table(("device", "ops", "predicted peak", "measured peak", "allocator's peak"), rows), sep="\n")

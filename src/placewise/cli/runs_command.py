@@ -17,7 +17,7 @@ def add_runs(commands: Any) -> None:
 
 
 def _runs(options: argparse.Namespace) -> None:
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
     from placewise.report.text_tables import table
     from placewise.search.store import RunFile
 
@@ -47,7 +47,7 @@ def _runs(options: argparse.Namespace) -> None:
             run.specification.seed,
             "unfinished" if run.status == "running" else run.status,
             f"{run.evaluations:,}",
-            "-" if run.step_seconds is None else seconds(run.step_seconds),
+            "-" if run.step_seconds is None else format_seconds(run.step_seconds),
             "measured" if run.specification.measured else "simulated",
             time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created)),
         )

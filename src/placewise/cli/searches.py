@@ -19,7 +19,7 @@ from placewise.cli.shared_options import (
     warn,
 )
 from placewise.core.errors import StrategyError
-from placewise.core.quantities import counted
+from placewise.core.quantities import format_count
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -128,7 +128,7 @@ def finish_search(
         if options.report:
             print(f"\n{options.report} shows it: open it in a browser")
         if outcome.status == "stopped":
-            spent = counted(outcome.evaluations, "evaluation")
+            spent = format_count(outcome.evaluations, "evaluation")
             print(f"\nstopped after {spent}: this is the best so far; {how_to_continue(options)}")
 
 

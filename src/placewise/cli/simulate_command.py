@@ -72,12 +72,12 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
 
 def _print_schedule(schedule: Any, problem: Any) -> None:
     """Prints a schedule, and the bound of `problem`: its devices don't slow each other down, so it always holds."""
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
     from placewise.report.terminal_picture import device_table
     from placewise.report.text_tables import bold
     from placewise.report.words import explain
     from placewise.search.planner import find_bound
 
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(seconds(schedule.step_seconds))} a step\n")
+    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(schedule.step_seconds))} a step\n")
     print(device_table(schedule))
     print("", *explain(schedule.problem, schedule, find_bound(problem)), sep="\n")

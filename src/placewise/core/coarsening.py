@@ -11,7 +11,7 @@ from itertools import cycle
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.sets import numbered, sums
+from placewise.core.labels import renumber, sum_by_label
 
 BALANCE = 1.5  # a group's work may pass the average by this factor
 
@@ -36,17 +36,17 @@ def coarsen(work: Floats, position: Ints, source: Ints, target: Ints, nbytes: Fl
         if stalled == 2:  # neither parity has edges left to contract
             joined, stalled = _join_neighbours(*coarse[:3], num_groups), 0
         merged = joined[merged]
-    return numbered(merged)
+    return renumber(merged)
 
 
 def _quotient(merged: Ints, work: Floats, source: Ints, target: Ints, nbytes: Floats) -> tuple[Floats, Ints, Ints, Floats]:
     """Returns the work of each group and the edges between groups, each pair once."""
     count = int(merged.max()) + 1
     keys, inverse = np.unique(merged[source] * count + merged[target], return_inverse=True)
-    weights = sums(inverse, nbytes, len(keys))
+    weights = sum_by_label(inverse, nbytes, len(keys))
     a, b = keys // count, keys % count
     between = a != b
-    return sums(merged, work, count), a[between], b[between], weights[between]
+    return sum_by_label(merged, work, count), a[between], b[between], weights[between]
 
 
 def _levels(count: int, source: Ints, target: Ints) -> Ints:
@@ -99,7 +99,7 @@ def _contract_edges(
         load[u] += load[v]
         clock += 1
         remaining -= 1
-    return numbered(np.array([node if head < 0 else head for node, head in enumerate(star)], np.int64))
+    return renumber(np.array([node if head < 0 else head for node, head in enumerate(star)], np.int64))
 
 
 def _join_neighbours(work: Floats, source: Ints, target: Ints, num_groups: int) -> Ints:
@@ -117,4 +117,4 @@ def _join_neighbours(work: Floats, source: Ints, target: Ints, num_groups: int) 
     run = np.cumsum(~joins)
     joined = np.empty(len(work), np.int64)
     joined[order] = run
-    return numbered(joined)
+    return renumber(joined)

@@ -19,7 +19,7 @@ from placewise.core.coarsening import coarsen
 from placewise.core.costs import nominal_seconds
 from placewise.core.errors import ProblemError
 from placewise.core.graph import PHASES, Graph
-from placewise.core.sets import merge_sets, numbered, sums
+from placewise.core.labels import connected_components, renumber, sum_by_label
 
 COLOCATED = "colocated"
 
@@ -76,13 +76,13 @@ def group_edges(graph: Graph) -> tuple[Ints, Ints, Floats]:
     pairs = np.unique(np.stack([source, target, tensors]), axis=1)  # a tensor counts once for a pair
     pairs = pairs[:, pairs[0] != pairs[1]]
     keys, inverse = np.unique(pairs[:2], axis=1, return_inverse=True)
-    nbytes = sums(inverse.ravel(), graph.tensors.nbytes[pairs[2]].astype(np.float64), keys.shape[1])
+    nbytes = sum_by_label(inverse.ravel(), graph.tensors.nbytes[pairs[2]].astype(np.float64), keys.shape[1])
     return keys[0], keys[1], nbytes
 
 
 def group_work(graph: Graph) -> Floats:
     """Returns each group's work in seconds, as `nominal_seconds` counts them: [groups]."""
-    return sums(graph.ops.groups, nominal_seconds(graph), graph.num_groups)
+    return sum_by_label(graph.ops.groups, nominal_seconds(graph), graph.num_groups)
 
 
 def _first_ops(graph: Graph) -> Ints:
@@ -107,5 +107,5 @@ def _single_consumer(graph: Graph) -> Ints:
         num_consumers = np.bincount(pairs[0], minlength=len(merged))
         alone = pairs[:, num_consumers[pairs[0]] == 1]
         if not alone.shape[1]:
-            return numbered(merged)
-        merged = merge_sets(len(merged), alone.T.tolist())[merged]
+            return renumber(merged)
+        merged = connected_components(len(merged), alone.T.tolist())[merged]

@@ -11,7 +11,7 @@ from placewise.core.arrays import Ints
 from placewise.core.errors import InputError, PlanError
 from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
-from placewise.core.quantities import at_most, counted
+from placewise.core.quantities import format_count, format_percent_rounded_up
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Plan:
     def __str__(self) -> str:
         """Returns the plan in a few lines: step time, strategy, groups and peak memory by device."""
         step = "?" if self.step_seconds is None else f"{self.step_seconds * 1e3:.4g} ms"
-        bound = "" if self.gap is None else f", at most {at_most(self.gap)} above the best possible"
+        bound = "" if self.gap is None else f", at most {format_percent_rounded_up(self.gap)} above the best possible"
         if self.predicted_seconds is not None:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
-        spent = "? evaluations" if self.evaluations is None else counted(self.evaluations, "evaluation")
+        spent = "? evaluations" if self.evaluations is None else format_count(self.evaluations, "evaluation")
         lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():

@@ -4,7 +4,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints, Ragged
 from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Shape, Tensors
-from placewise.core.sets import merge_sets
+from placewise.core.labels import connected_components
 
 FORWARD, BACKWARD, UPDATE = 0, 1, 2
 
@@ -90,7 +90,7 @@ class GraphBuilder:
         for op, (writes, owner) in enumerate(zip(self.writes, self.owners, strict=True)):
             shared: list[int | str] = [roots[tensor] for tensor in writes]
             pairs += [(first.setdefault(key, op), op) for key in ([*shared, owner] if owner else shared)]
-        return merge_sets(len(self.op_names), pairs)
+        return connected_components(len(self.op_names), pairs)
 
 
 def _storages(alias_of: list[int]) -> Ints:

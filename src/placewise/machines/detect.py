@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from placewise.core.cluster import Cluster
-from placewise.core.quantities import counted
+from placewise.core.quantities import format_count
 from placewise.machines import presets
 from placewise.machines.hardware_queues import want_queues
 from placewise.machines.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
@@ -52,7 +52,7 @@ def detect() -> Cluster:
     """Returns this machine: the GPUs that PyTorch can use (else those that nvidia-smi lists), then the CPU."""
     gpus, can_reach = _torch_gpus() or _smi_gpus()
     cpu = _cpu()
-    parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({counted(cpu.num_cores, 'core')})"]
+    parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({format_count(cpu.num_cores, 'core')})"]
     machine = Machine(f"detected: {', '.join(parts)}", gpus, cpu)
     if not gpus:  # CPU devices launch their own ops
         machine = replace(machine, dispatch_seconds=0.0)

@@ -10,7 +10,7 @@ import torch
 from placewise.core.cluster import Cluster, Device
 from placewise.core.graph import Graph
 from placewise.core.profile import Profile, ProfiledDevice, Timing
-from placewise.core.quantities import counted
+from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.detect import cpu_name
 from placewise.measure.clocks import Clock, alike, run_on, time_work
@@ -154,7 +154,7 @@ def hardware_of(device: RealDevice) -> str:
     if device.kind == "gpu":
         name = torch.cuda.get_device_name(device.torch_device)
         return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
-    return f"{counted(device.threads, 'thread')} of {cpu_name()}"
+    return f"{format_count(device.threads, 'thread')} of {cpu_name()}"
 
 
 def _num_alike(device: RealDevice, devices: Sequence[RealDevice]) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import PHASES
-from placewise.core.quantities import nbytes, seconds
+from placewise.core.quantities import format_bytes, format_seconds
 from placewise.report.text_tables import table
 from placewise.simulate.schedule import Schedule
 
@@ -27,9 +27,13 @@ def device_table(schedule: Schedule) -> str:
     counts = np.bincount(schedule.devices, minlength=problem.num_devices).tolist()
     rows = [
         (
-            *(device.name, f"{counts[d]:,}", seconds(schedule.busy_seconds[d])),
+            *(device.name, f"{counts[d]:,}", format_seconds(schedule.busy_seconds[d])),
             f"{schedule.busy_seconds[d] / step:.0%}" if step else "-",
-            *(seconds(schedule.copy_seconds[d].sum()), nbytes(schedule.peak_bytes[d]), nbytes(device.memory_bytes)),
+            *(
+                format_seconds(schedule.copy_seconds[d].sum()),
+                format_bytes(schedule.peak_bytes[d]),
+                format_bytes(device.memory_bytes),
+            ),
             "" if schedule.peak_bytes[d] <= device.memory_bytes else "does not fit",
         )
         for d, device in enumerate(problem.cluster.devices)
@@ -87,7 +91,7 @@ def axis(whole_seconds: float, columns: int) -> str:
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
     text = "0"
     for i in range(1, int(whole_seconds / step) + 1):
-        mark = seconds(float(f"{i * step:.12g}"))
+        mark = format_seconds(float(f"{i * step:.12g}"))
         at = round(i * step / whole_seconds * columns)
         if at > len(text) and at + len(mark) <= columns:
             text = text.ljust(at) + mark

@@ -11,7 +11,7 @@ from placewise.bounds.words import LIMITS
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
-from placewise.core.quantities import at_most, nbytes, seconds
+from placewise.core.quantities import format_bytes, format_percent_rounded_up, format_seconds
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
@@ -95,7 +95,7 @@ def _where(schedule: Schedule) -> str:
         clauses = _clauses(tree, names)
     moved = int(schedule.problem.graph.tensors.nbytes[schedule.copy_tensors].sum())
     count = len(schedule.copy_tensors)
-    copies = f"{count:,} {'copy' if count == 1 else 'copies'}, {nbytes(moved)}" if count else "no copies"
+    copies = f"{count:,} {'copy' if count == 1 else 'copies'}, {format_bytes(moved)}" if count else "no copies"
     return "; ".join([*clauses, copies])
 
 
@@ -218,7 +218,7 @@ def _why(schedule: Schedule) -> str:
     parts = [f"critical path: {path}", busy]
     for device, peak in zip(cluster.devices, schedule.peak_bytes.tolist(), strict=True):
         if peak > device.memory_bytes:
-            parts.append(f"{device.name} lacks {nbytes(peak - device.memory_bytes)} of memory")
+            parts.append(f"{device.name} lacks {format_bytes(peak - device.memory_bytes)} of memory")
         elif peak >= NEARLY_FULL * device.memory_bytes > 0:
             parts.append(f"{device.name} has {1 - peak / device.memory_bytes:.0%} of its memory left")
     return "; ".join(parts)
@@ -232,16 +232,16 @@ def _left(problem: Problem, step_seconds: float, limit: "Bound") -> str:
         return "there is no bound that says more than nothing"
     gap = _at_most(step_seconds / limit.seconds - 1)
     faster = f"no placement can be more than {gap} faster" if gap else "no placement is faster"
-    text = f"{faster}: {LIMITS[limit.name].what} takes at least {seconds(limit.seconds)}"
+    text = f"{faster}: {LIMITS[limit.name].what} takes at least {format_seconds(limit.seconds)}"
     single = fastest_alone(problem)
     if single is None or single[1] > limit.seconds * NEAR_THE_BOUND:
         return text
     name, alone = single
     saving = _at_most(1 - limit.seconds / alone)
     more = f"more devices can save at most {saving}" if saving else "more devices can't help"
-    return f"{text}; {name} alone takes {seconds(alone)}: {more}"
+    return f"{text}; {name} alone takes {format_seconds(alone)}: {more}"
 
 
 def _at_most(share: float) -> str:
     """Returns a share rounded up to a tenth of a percent, '' for one that only rounding makes."""
-    return "" if (text := at_most(share)) == at_most(0.0) else text
+    return "" if (text := format_percent_rounded_up(share)) == format_percent_rounded_up(0.0) else text

@@ -18,7 +18,7 @@ from placewise.core.graph import Graph, as_graph
 from placewise.core.grouping import COLOCATED
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
-from placewise.core.quantities import nbytes
+from placewise.core.quantities import format_bytes
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
 from placewise.search.budget import budget_of
@@ -211,7 +211,7 @@ def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
         return f"{tried} none was judged"
     schedule = simulator.schedule(outcome.closest)
     over = [
-        f"{device.name} needs {nbytes(peak)}, {nbytes(peak - device.memory_bytes)} more than it has"
+        f"{device.name} needs {format_bytes(peak)}, {format_bytes(peak - device.memory_bytes)} more than it has"
         for device, peak in zip(simulator.problem.cluster.devices, schedule.peak_bytes.tolist(), strict=True)
         if peak > device.memory_bytes
     ]

@@ -6,8 +6,8 @@ import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.grouping import GROUPINGS, group_ops, is_grouping
+from placewise.core.labels import connected_components, renumber, sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import merge_sets, numbered, sums
 
 NEXT_TO_NOTHING = 1e-12  # seconds, for groups that do no work: so that blocks of them know where they were, too
 
@@ -37,12 +37,12 @@ class Blocks:
         first = np.zeros(int(wanted.max(initial=-1)) + 1, np.int64)
         first[wanted[::-1]] = problem.merged[::-1]
         pairs = np.stack([problem.merged, first[wanted]], axis=1)
-        joined = merge_sets(problem.num_groups, pairs[pairs[:, 0] != pairs[:, 1]].tolist())
+        joined = connected_components(problem.num_groups, pairs[pairs[:, 0] != pairs[:, 1]].tolist())
         kinds = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)  # [groups]
-        of_group = numbered(joined * (int(kinds.max(initial=0)) + 1) + kinds)
+        of_group = renumber(joined * (int(kinds.max(initial=0)) + 1) + kinds)
         allowed = np.zeros((int(of_group.max(initial=-1)) + 1, problem.num_devices), np.bool_)
         allowed[of_group] = problem.allowed
-        seconds = sums(problem.op_groups, problem.fastest_seconds, problem.num_groups)
+        seconds = sum_by_label(problem.op_groups, problem.fastest_seconds, problem.num_groups)
         return cls(of_group, allowed, np.maximum(seconds, NEXT_TO_NOTHING))
 
     @property
@@ -61,6 +61,6 @@ class Blocks:
         It is the device on which the block's ops take the most time; ties go to the lowest device that can run the block.
         """
         num_blocks, num_devices = self.allowed.shape
-        seconds = sums(self.of_group * num_devices + placement, self.group_seconds, num_blocks * num_devices)
+        seconds = sum_by_label(self.of_group * num_devices + placement, self.group_seconds, num_blocks * num_devices)
         devices: Ints = np.where(self.allowed, seconds.reshape(num_blocks, num_devices), -1.0).argmax(axis=1)
         return devices

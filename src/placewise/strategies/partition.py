@@ -16,8 +16,8 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.errors import StrategyError
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 from placewise.simulate.flat_problem import tensor_groups
 from placewise.strategies.single_device import accelerators, move_to_allowed
 
@@ -125,7 +125,7 @@ def weigh(problem: Problem, devices: Ints) -> Weighted:
 
 def _group_seconds(problem: Problem) -> Floats:
     """Returns the time of each group's ops one after the other: [groups, devices]."""
-    columns = [sums(problem.op_groups, seconds, problem.num_groups) for seconds in problem.op_seconds.T]
+    columns = [sum_by_label(problem.op_groups, seconds, problem.num_groups) for seconds in problem.op_seconds.T]
     return np.stack(columns, axis=1)
 
 
@@ -142,7 +142,7 @@ def _copies(problem: Problem, devices: Ints) -> tuple[Ints, Ints, Floats]:
     owner, reader, tensors = reads[:, reads[0] != reads[1]]
     keys = np.minimum(owner, reader) * problem.num_groups + np.maximum(owner, reader)
     pairs, inverse = np.unique(keys, return_inverse=True)
-    seconds = sums(inverse, latency + seconds_per_byte * graph.tensors.nbytes[tensors], len(pairs))
+    seconds = sum_by_label(inverse, latency + seconds_per_byte * graph.tensors.nbytes[tensors], len(pairs))
     return pairs // max(problem.num_groups, 1), pairs % max(problem.num_groups, 1), seconds
 
 

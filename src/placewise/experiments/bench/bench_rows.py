@@ -58,8 +58,8 @@ class StrategyRows(Benchmark):
 
 def _show(row: "Row", strategy: str, found: dict[str, Any]) -> None:
     """Shows a finished search on a terminal."""
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
 
     if sys.stderr.isatty():
-        step = found["problem"] or seconds(found["step_seconds"])
+        step = found["problem"] or format_seconds(found["step_seconds"])
         print(f"{row.name}: {strategy} {step}, {found['search_seconds']:.1f} s", file=sys.stderr)

@@ -54,9 +54,9 @@ class StrategySuite(Benchmark):
 
 def _show(one: "SuiteProblem", strategy: str) -> None:
     """Shows what a strategy has found on a terminal."""
-    from placewise.core.quantities import seconds
+    from placewise.core.quantities import format_seconds
 
     if sys.stderr.isatty():
         found = one.found[strategy]
-        step = found.problem or ("nothing fits" if found.median is None else seconds(found.median))
+        step = found.problem or ("nothing fits" if found.median is None else format_seconds(found.median))
         print(f"{one.model} on {one.cluster}: {strategy} {step}, {found.search_seconds:.1f} s", file=sys.stderr)

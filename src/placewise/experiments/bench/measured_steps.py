@@ -20,7 +20,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.core.profile import Profile
-from placewise.core.quantities import counted
+from placewise.core.quantities import format_count
 from placewise.evaluate.measured import Judged, Measure, Runner, judge_failed, measure_fitting
 from placewise.experiments.bench import Rows
 from placewise.experiments.bench.bench_measured import Prediction
@@ -128,7 +128,7 @@ def _found(
         yield name, outcome.placement, simulator.schedule(outcome.placement, outcome.order).order
         if name == MEASURING and options.measurements:
             found = _go_on_measuring(captured, problem, options, request, outcome)
-            tell(f"{name}, measured: {counted(found.evaluations, 'measurement')}")
+            tell(f"{name}, measured: {format_count(found.evaluations, 'measurement')}")
             if found.placement is not None:
                 yield f"{name}, measured", found.placement, simulator.schedule(found.placement, found.order).order
     for path, plan in plans.items():

@@ -8,8 +8,8 @@ import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.graph import PHASES, TENSOR_KINDS
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.walkers import Stand
 from placewise.strategies.layers.model_layers import find_layers, group_values, layer_bytes, layer_seconds
@@ -55,7 +55,7 @@ def _stages(problem: Problem, gpus: Ints, share: Floats) -> Ints:
     layers = find_layers(problem)
     always, passing = layer_bytes(problem, layers)
     held = _state_bytes(problem)
-    always = always - sums(layers.of_group, held, layers.num_layers)
+    always = always - sum_by_label(layers.of_group, held, layers.num_layers)
     seconds = layer_seconds(problem, layers, run_seconds(problem))[:, gpus]
     room: Floats = problem.cluster.memory_bytes[gpus].astype(np.float64) * USED
     return cut_stages(seconds, always[:, None] + passing[:, None] * share, room)[layers.of_group]
@@ -66,7 +66,7 @@ def _state_bytes(problem: Problem) -> Floats:
     graph, tensors = problem.graph, problem.graph.tensors
     is_state = (tensors.kinds == TENSOR_KINDS.index("state")) & (tensors.home >= 0) & (graph.producer < 0)
     homes = problem.merged[tensors.home[is_state]]
-    return sums(homes, tensors.nbytes[is_state].astype(np.float64), problem.num_groups)
+    return sum_by_label(homes, tensors.nbytes[is_state].astype(np.float64), problem.num_groups)
 
 
 def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) -> Stand:

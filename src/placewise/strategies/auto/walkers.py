@@ -7,8 +7,8 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import PHASES
+from placewise.core.labels import renumber
 from placewise.core.problem import Problem
-from placewise.core.sets import numbered
 from placewise.simulate.flat_problem import Small
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.moves import build_moves
@@ -118,7 +118,7 @@ def move_partitions(problem: Problem) -> list[Ints]:
         of_group = Blocks.of(problem, name).of_group
         found.append(of_group)
         if name.startswith("module"):
-            found.append(numbered(of_group * len(PHASES) + phases))
+            found.append(renumber(of_group * len(PHASES) + phases))
     return found
 
 

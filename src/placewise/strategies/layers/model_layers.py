@@ -22,8 +22,8 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
 from placewise.core.grouping import module_path
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 
 _FORWARD = PHASES.index("forward")
 
@@ -91,7 +91,7 @@ def group_values(problem: Problem, op_values: Ints) -> Ints:
 def layer_seconds(problem: Problem, layers: Layers, op_seconds: Floats) -> Floats:
     """Returns the time of each layer's ops on each device, of times [ops, devices]: [layers, devices]."""
     of_op = layers.of_group[problem.op_groups]
-    columns = [sums(of_op, op_seconds[:, d], layers.num_layers) for d in range(problem.num_devices)]
+    columns = [sum_by_label(of_op, op_seconds[:, d], layers.num_layers) for d in range(problem.num_devices)]
     return np.stack(columns, axis=1)
 
 
@@ -115,7 +115,7 @@ def layer_bytes(problem: Problem, layers: Layers) -> tuple[Floats, Floats]:
     passing = kept & made & (phases[of_maker] == _FORWARD) & (micro_batches[of_maker] >= 0)
 
     def total(chosen: Bools) -> Floats:
-        return sums(layers.of_group[group[chosen]], tensors.nbytes[chosen].astype(np.float64), layers.num_layers)
+        return sum_by_label(layers.of_group[group[chosen]], tensors.nbytes[chosen].astype(np.float64), layers.num_layers)
 
     return total(kept & ~passing), total(passing)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import Graph
-from placewise.core.sets import numbered, sums
+from placewise.core.labels import renumber, sum_by_label
 
 MAX_OUTPUTS = 6
 
@@ -29,12 +29,12 @@ class Kinds(NamedTuple):
     def of(cls, graph: Graph) -> "Kinds":
         """Returns the kinds of a graph's ops."""
         labels = np.unique(np.array(graph.ops.kinds, np.str_), return_inverse=True)[1].reshape(-1)
-        numbers = numbered(labels) if len(labels) else np.zeros(0, np.int64)
+        numbers = renumber(labels) if len(labels) else np.zeros(0, np.int64)
         return cls(numbers, int(numbers.max(initial=-1)) + 1)
 
     def counted(self, labels: Ints, num_labels: int) -> Floats:
         """Returns how many ops of each kind each label has: [labels, kinds]."""
-        found = sums(labels * self.num_kinds + self.of_op, np.ones(len(labels)), num_labels * self.num_kinds)
+        found = sum_by_label(labels * self.num_kinds + self.of_op, np.ones(len(labels)), num_labels * self.num_kinds)
         return found.reshape(num_labels, self.num_kinds)
 
 
@@ -95,7 +95,7 @@ def adjacency(source: Ints, target: Ints, num_labels: int) -> Floats:
 
 def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
     """Returns the sum of the rows of each label: [labels, columns] from [rows] and [rows, columns]."""
-    return np.stack([sums(labels, column, num_labels) for column in rows.T], axis=1)
+    return np.stack([sum_by_label(labels, column, num_labels) for column in rows.T], axis=1)
 
 
 def _fill(table: Floats, rows: Ints, values: Floats) -> None:

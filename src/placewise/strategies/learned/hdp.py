@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StrategyError
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 from placewise.strategies.learned import features as features
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
@@ -43,7 +43,7 @@ class Units:
             features.Kinds.of(graph).counted(labels, count),
             np.concatenate([sizes, np.log10(1.0 + num_outputs)[:, None]], axis=1),
             features.neighbours(source, target, count),
-            sums(labels[written.rows], graph.tensors.nbytes[written.values].astype(np.float64), count),
+            sum_by_label(labels[written.rows], graph.tensors.nbytes[written.values].astype(np.float64), count),
             source,
             target,
         )
@@ -60,7 +60,7 @@ class Units:
         reads from it.
         """
         counts = features.column_sums(groups, self.kinds, num_groups)
-        nbytes = sums(groups, self.output_bytes, num_groups)
+        nbytes = sum_by_label(groups, self.output_bytes, num_groups)
         source, target = groups[self.source], groups[self.target]
         between = source != target
         readers = features.adjacency(source[between], target[between], num_groups)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
-from placewise.core.sets import sums
+from placewise.core.labels import sum_by_label
 
 Advantage = Literal["relative", "normalised", "raw"]
 
@@ -125,7 +125,9 @@ def tally(placements: Ints, weights: Floats, num_devices: int) -> Floats:
     """Returns the weights [batch] added up by where the placements [batch, blocks] put a block: [blocks, devices]."""
     num_blocks = placements.shape[1]
     cells = placements + np.arange(num_blocks) * num_devices
-    return sums(cells.ravel(), np.repeat(weights, num_blocks), num_blocks * num_devices).reshape(num_blocks, num_devices)
+    return sum_by_label(cells.ravel(), np.repeat(weights, num_blocks), num_blocks * num_devices).reshape(
+        num_blocks, num_devices
+    )
 
 
 def mix(probabilities: Floats, allowed: Bools, share: float) -> Floats:

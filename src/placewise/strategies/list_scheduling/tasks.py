@@ -6,8 +6,8 @@ import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints, Ragged
 from placewise.core.cluster import copy_seconds
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.core.sets import sums
 from placewise.simulate.flat_problem import tensor_groups
 
 TOGETHER = -1.0  # the bytes of an edge that moves nothing: an `after`, or one inside a group
@@ -59,7 +59,7 @@ def task_edges(problem: Problem) -> tuple[Ints, Ints, Floats]:
     writers, readers, tensors = problem.graph.edges
     reads = np.unique(np.stack([readers * count + writers, tensors]), axis=1)  # a tensor that is read twice is sent once
     pairs, inverse = np.unique(reads[0], return_inverse=True)
-    nbytes = sums(inverse.ravel(), problem.graph.tensors.nbytes[reads[1]].astype(np.float64), len(pairs))
+    nbytes = sum_by_label(inverse.ravel(), problem.graph.tensors.nbytes[reads[1]].astype(np.float64), len(pairs))
     after = problem.graph.ops.after
     bare = np.setdiff1d(after.rows * count + after.values, pairs)
     pairs, nbytes = np.append(pairs, bare), np.append(nbytes, np.full(len(bare), TOGETHER))
