@@ -1,4 +1,4 @@
-"""The best of all bounds."""
+"""The best of all bounds, and the wiring of those that are tried."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,24 +14,25 @@ from placewise.bounds.shared_work import Prices, Shared, best_window, least_time
 from placewise.core.arrays import Floats, Ints
 from placewise.core.problem import Problem
 
-SHAVE = 1.0 - 1e-9  # what rounding may add to a sum of many times
+THOROUGH_SECONDS = 5.0  # the effort from which on the slow bounds are tried too
+SHAVE = 1.0 - 1e-9  # takes off what rounding may have added to a sum of many times
 
 
 @dataclass(frozen=True)
 class Bound:
-    """No placement, in whatever order, has a shorter step."""
+    """A step time that no placement can beat, in any launch order."""
 
     seconds: float
     name: str
-    certificate: Mapping[str, Any] = field(repr=False)  # plain data from which `check` derives the same
-    parts: tuple["Bound", ...] = field(default=(), repr=False)  # all bounds that were tried, of which this is the best
+    certificate: Mapping[str, Any] = field(repr=False)  # plain data from which `bounds.check` derives the same time
+    parts: tuple["Bound", ...] = field(default=(), repr=False)  # all bounds that were tried; this one is the best of them
 
 
 def bound(problem: Problem, *, seconds: float | None = None) -> Bound:
-    """Returns the best lower bound of the step's time that is found with about so much effort.
+    """Returns the best lower bound of the step time that about `seconds` of effort find.
 
-    The same arguments give the same bound: the effort is counted in steps of work, not by a clock. Without seconds, or with
-    less than `THOROUGH_SECONDS`, only the bounds that take a second or two are tried. Ties go to the simpler bound.
+    The same arguments give the same bound: the effort is counted in units of work, not by the clock. Without seconds, or
+    with fewer than `THOROUGH_SECONDS`, only the bounds that take a second or two are tried. Ties go to the simpler bound.
     """
     view = _View(problem)
     tried = [make(view) for make in _QUICK]
@@ -42,12 +43,9 @@ def bound(problem: Problem, *, seconds: float | None = None) -> Bound:
     return Bound(best.seconds, best.name, best.certificate, parts)
 
 
-THOROUGH_SECONDS = 5.0
-
-
 @dataclass(frozen=True, eq=False)
 class _View:
-    """A problem, and what several bounds need of it."""
+    """A problem, and what several bounds need to know about it."""
 
     problem: Problem
 
@@ -69,7 +67,7 @@ class _View:
 
 
 def _host(view: _View) -> Bound:
-    """The last op is launched after all others, and still has to run."""
+    """The last op to be launched still has to run."""
     problem = view.problem
     dispatch = problem.cluster.dispatch_seconds
     last = float(problem.fastest_seconds.min(initial=np.inf)) if problem.num_ops else 0.0
@@ -86,7 +84,7 @@ def _work(view: _View) -> Bound:
 
 
 def _window(view: _View) -> Bound:
-    """The quantiles of heads and tails for which equal prices promise most, then the best prices for them."""
+    """Picks the thresholds for which equal prices promise the most, then the best prices for these ops."""
     problem = view.problem
     if not problem.num_ops:
         nothing = [0.0] * problem.num_devices
@@ -103,10 +101,12 @@ def _window(view: _View) -> Bound:
 
 def _shared(view: _View, name: str, ops: Ints, starts: Floats, fields: dict[str, Any]) -> Bound:
     shared, memory = view.shared, view.problem.cluster.memory_bytes
-    starts = np.where(np.isinf(starts), 1e300, starts)  # a device that can run none of them joins never
+    starts = np.where(np.isinf(starts), 1e300, starts)  # a device that can run none of them never joins
     work = shared.work(ops)
     seconds, prices = 0.0, Prices(np.zeros_like(starts), np.zeros_like(starts))
-    together = np.full_like(starts, starts.min())  # the program wants T behind every start, which a late one makes too late
+    together = np.full_like(
+        starts, starts.min()
+    )  # the linear program has T after every start, so one late start would spoil it
     for guess in (starts, together):
         candidate = shared.prices(ops, guess)
         least = least_time(candidate, starts, work, shared.resident_bytes, memory)

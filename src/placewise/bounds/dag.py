@@ -1,7 +1,7 @@
 """A step as the bounds see it: ops that take time on a device, and edges that take time between two devices.
 
-What a bound leaves out can only make the step shorter: devices that run one op at a time, channels that move one copy at a
-time, memory. What is left is a graph in which the earliest start of every op on every device follows from one sweep.
+The bounds leave out that a device runs one op at a time, that a channel moves one copy at a time, and memory: that can only
+make the step shorter. What is left is a graph in which one sweep finds the earliest start of every op on every device.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from placewise.simulate.flat_problem import tensor_groups, unique_reads
 
 
 class _Layer(NamedTuple):
-    """The edges into the ops of one level: no edge joins two ops of a level."""
+    """The ops of one level and the edges into them; no edge joins two ops of one level."""
 
     nodes: Ints  # [nodes], the ops
-    edges: Ints  # [edges], by op
+    edges: Ints  # [edges], sorted by op
     starts: Ints  # [nodes], where each op's edges begin
 
 
@@ -28,7 +28,7 @@ class Dag:
     """Ops in topological order, and the edges between them."""
 
     seconds: Floats  # [ops, devices], infinite where an op can't run
-    earliest: Floats  # [ops, devices], before which an op can't start
+    earliest: Floats  # [ops, devices], no op can start before this
     groups: Ints  # [ops], ops of one group are on one device
     sources: Ints  # [edges], op
     targets: Ints  # [edges], op
@@ -50,9 +50,9 @@ class Dag:
         return [_Layer(last - layer.nodes, layer.edges, layer.starts) for layer in layers]
 
     def heads(self, seconds: Floats | None = None) -> Floats:
-        """Returns the earliest start of every op if it is on a device, infinite where it can't be: [ops, devices].
+        """Returns the earliest start of every op on every device, infinite where it can't run: [ops, devices].
 
-        An op starts after each of its inputs has ended on the device that suits this op best, and was copied.
+        Every input comes from the device that is best for this op, and is copied from there.
         """
         seconds = self.seconds if seconds is None else seconds
         start = self.earliest.copy()
@@ -75,7 +75,7 @@ class Dag:
         return np.where(np.isinf(seconds), np.inf, after)
 
     def part(self, ops: Ints, devices: Ints) -> "Dag":
-        """Returns the graph of some ops (rising) and devices, with the edges between them; nothing is before its start."""
+        """Returns the graph of some ops (in rising order) on some devices, in which every op may start at 0."""
         number = np.full(self.num_ops, -1, np.int64)
         number[ops] = np.arange(len(ops))
         inside = np.flatnonzero((number[self.sources] >= 0) & (number[self.targets] >= 0))
@@ -90,10 +90,10 @@ class Dag:
 
 
 def build_dag(problem: Problem) -> Dag:
-    """Returns all ops of a problem.
+    """Returns the graph of all ops of a problem.
 
-    An edge is all that one op reads from another: the copies of its tensors go over one channel, one after the other. Ops of
-    one group are on one device, so an edge inside a group leads from a device to itself alone. `after` needs no copy.
+    An edge is all that one op reads from another: the copies of these tensors go over one channel, one after the other. Ops
+    of one group are on one device, so an edge inside a group never changes the device. `after` needs no copy.
     """
     graph, cluster = problem.graph, problem.cluster
     readers, tensors = unique_reads(graph.ops.reads)
@@ -122,32 +122,32 @@ def build_dag(problem: Problem) -> Dag:
 
 
 def _earliest(problem: Problem, readers: Ints, tensors: Ints, sources: Ints, targets: Ints) -> Floats:
-    """Returns when each op can start at the earliest for its resident inputs and its launch: [ops, devices]."""
+    """Returns the earliest start that each op's launch and resident inputs allow: [ops, devices]."""
     cluster = problem.cluster
     earliest = np.zeros((problem.num_ops, problem.num_devices))
     home = tensor_groups(problem)[tensors]
-    narrow = ~problem.allowed[home].all(axis=1)  # elsewhere a resident tensor can be where it is read
+    narrow = ~problem.allowed[home].all(axis=1)  # any other resident tensor may be where it is read
     for n, t, group in zip(readers[narrow].tolist(), tensors[narrow].tolist(), home[narrow].tolist(), strict=True):
         copies = cluster.copy_seconds(problem.graph.tensors.nbytes[t])
         if group == problem.op_groups[n]:
             continue
         earliest[n] = np.maximum(earliest[n], np.where(problem.allowed[group][:, None], copies, np.inf).min(axis=0))
     if cluster.dispatch_seconds > 0.0:
-        launches = count_ancestors(sources, targets, problem.num_ops) + 1
+        launches = _count_ancestors(sources, targets, problem.num_ops) + 1
         earliest = np.maximum(earliest, launches[:, None] * cluster.dispatch_seconds)
     return earliest
 
 
-def count_ancestors(sources: Ints, targets: Ints, num_ops: int) -> Ints:
-    """Returns how many ops must be launched before each op: [ops]; edges stand by target."""
-    sets = [0] * num_ops  # of ops, as bits
+def _count_ancestors(sources: Ints, targets: Ints, num_ops: int) -> Ints:
+    """Returns how many ops must be launched before each op: [ops]; the edges are sorted by target."""
+    sets = [0] * num_ops  # sets of ops, as bits
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         sets[target] |= sets[source] | 1 << source
     return np.array([bits.bit_count() for bits in sets], np.int64)
 
 
 def _layers(sources: Ints, targets: Ints, num_ops: int) -> list[_Layer]:
-    """Returns the edges by the level of their targets, where an op's level is above those of its inputs."""
+    """Returns the edges by the level of their targets; an op's level is above the levels of its inputs."""
     level = [0] * num_ops
     order = np.lexsort((sources, targets))
     for source, target in zip(sources[order].tolist(), targets[order].tolist(), strict=True):
@@ -165,12 +165,12 @@ def _layers(sources: Ints, targets: Ints, num_ops: int) -> list[_Layer]:
 
 
 def restrict(seconds: Floats, allowed: Bools) -> Floats:
-    """Returns times that are infinite where a device is not allowed."""
+    """Returns the times, infinite where a device is not allowed."""
     return np.where(allowed, seconds, np.inf)
 
 
 def interchangeable(problem: Problem) -> Ints:
-    """Returns the class of each device: two that can be swapped without a change to any time or memory: [devices].
+    """Returns the class of each device: [devices]. Devices of one class can be swapped without a change in time or memory.
 
     Classes are numbered in the order of their first devices.
     """

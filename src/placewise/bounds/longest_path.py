@@ -1,7 +1,7 @@
-"""The longest chain of ops, where every op is on the device that suits the chain best and copies cost time.
+"""The longest chain of ops, where every op is on the device that is best for the chain and copies cost time.
 
-One group g is on one device, whichever it is. So the step takes at least the shortest time over g's devices of the longest
-path when g is on it; the group for which this is longest is taken.
+A group g is on some device d, so the step takes at least min over d of the longest path through g when g is on d. The bound
+is the maximum of this over all groups.
 """
 
 from typing import NamedTuple
@@ -13,15 +13,15 @@ from placewise.core.arrays import Floats, Ints
 
 
 class Path(NamedTuple):
-    """The bound, and what it follows from."""
+    """The bound, and what proves it."""
 
     seconds: float
-    group: int  # whose device is tried
-    ops: Ints  # [ops], those that the longest paths lead over
+    group: int  # the group g
+    ops: Ints  # [ops], those on the longest paths
 
 
 def longest_path(dag: Dag, heads: Floats, tails: Floats) -> Path:
-    """Returns the bound of the longest path; ties go to the group with the lowest number."""
+    """Returns the bound; ties go to the lowest group."""
     if not dag.num_ops:
         return Path(0.0, -1, np.zeros(0, np.int64))
     through = heads + dag.seconds + tails  # [ops, devices]
@@ -35,7 +35,7 @@ def longest_path(dag: Dag, heads: Floats, tails: Floats) -> Path:
 
 
 def _support(dag: Dag, heads: Floats, tails: Floats, ops: list[int]) -> Ints:
-    """Returns the ops that the heads and the tails of some ops follow from."""
+    """Returns the ops that determine the heads and tails of these ops."""
     forward, backward = _edges_by(dag.targets, dag.num_ops), _edges_by(dag.sources, dag.num_ops)
     kept = set(ops)
     waiting = list(ops)

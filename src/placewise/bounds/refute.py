@@ -1,10 +1,11 @@
-"""Refuting a time: a proof that some ops can't be done within T seconds, whichever devices they are on.
+"""Refuting a time: a proof that some ops take longer than T seconds on any devices.
 
-For a trial T every op keeps only the devices on which the longest path over it is not longer than T, and ops of one group
-keep the same ones; fewer devices make paths longer, and so on (Klein and Scholl 1999: destructive improvement). T is refuted
+For a given T, every op keeps only the devices on which the longest path through it takes at most T, and the ops of a group
+keep the same devices; with fewer devices paths get longer, and so on (Klein and Scholl 1999: destructive improvement). T is
+refuted
 
 - if an op has no device left,
-- if ops that must all be on some devices have more work than those have time: each from their earliest head to their latest
+- if ops that can only be on some devices have more work than these devices have time between the ops' least head and least
   tail there,
 - or if it is refuted for every device that one op can be on.
 """
@@ -20,62 +21,61 @@ from placewise.core.arrays import Bools, Floats, Ints
 
 Proof = dict[str, Any]  # {}, {"ops", "devices"} or {"op", "on": [[device, proof], ...]}
 
-ROUNDS = 8  # in which devices are ruled out
-
-THRESHOLDS = 10  # of tails
-
-
-def _spread(values: Floats) -> Floats:
-    """Returns up to `THRESHOLDS` of the values, the lowest and the highest among them."""
-    distinct = np.unique(values)
-    return distinct[np.linspace(0, len(distinct) - 1, min(THRESHOLDS, len(distinct))).astype(np.int64)]
+ROUNDS = 8  # of ruling out devices
+THRESHOLDS = 10  # of tails, for sets of ops that may be an overload
 
 
 class _State(NamedTuple):
+    """What is left after ruling out devices; heads and tails are infinite where an op is not allowed."""
+
     allowed: Bools  # [ops, devices]
     heads: Floats  # [ops, devices]
     tails: Floats  # [ops, devices]
 
 
-@dataclass(frozen=True, eq=False)
-class Trial:
-    """Ops to be done in a time, on devices of which each stands for one or several alike."""
+def refute(dag: Dag, counts: Ints, seconds: float, num_branchings: int) -> Proof | None:
+    """Returns a proof that all ops of a graph take longer than `seconds`; None if `num_branchings` do not find one.
 
+    Each device of the graph stands for `counts` [devices] devices that are alike.
+    """
+    return _Refutation(dag, counts, seconds, num_branchings).of(~np.isinf(dag.seconds))
+
+
+@dataclass(eq=False)
+class _Refutation:
     dag: Dag
-    counts: Ints  # [devices], how many alike
+    counts: Ints  # [devices]
+    seconds: float
+    num_branchings: int  # that are left
 
-    def refute(self, seconds: float, nodes: int) -> Proof | None:
-        """Returns a proof that the ops take longer than `seconds`, or None if none is found with so many branchings."""
-        budget = [nodes]
-        return self._refute(~np.isinf(self.dag.seconds), seconds, budget)
-
-    def _refute(self, allowed: Bools, seconds: float, budget: list[int]) -> Proof | None:
-        state = self._narrow(allowed, seconds)
+    def of(self, allowed: Bools) -> Proof | None:
+        """Returns a proof for ops that can only be on some devices [ops, devices]."""
+        state = self._narrow(allowed)
         if state is None:
             return {}
-        if (proof := self._overload(state, seconds)) is not None or budget[0] <= 0:
+        if (proof := self._overload(state)) is not None or self.num_branchings <= 0:
             return proof
         op = self._undecided(state)
         if op < 0:
             return None
-        budget[0] -= 1
+        self.num_branchings -= 1
         children = []
         for device in np.flatnonzero(state.allowed[op]).tolist():
             only = state.allowed.copy()
             only[op] = False
             only[op, device] = True
-            child = self._refute(only, seconds, budget)
+            child = self.of(only)
             if child is None:
                 return None
             children.append([device, child])
         return {"op": op, "on": children}
 
-    def _narrow(self, allowed: Bools, seconds: float) -> _State | None:
-        """Returns the devices that are left for each op, or None where there is none."""
+    def _narrow(self, allowed: Bools) -> _State | None:
+        """Returns the devices that are left for each op, or None if an op has none left."""
         for _ in range(ROUNDS):
             times = restrict(self.dag.seconds, allowed)
             heads, tails = self.dag.heads(times), self.dag.tails(times)
-            left = allowed & (heads + times + tails <= seconds)
+            left = allowed & (heads + times + tails <= self.seconds)
             shared = np.ones((int(self.dag.groups.max()) + 1, left.shape[1]), np.bool_)
             np.logical_and.at(shared, self.dag.groups, left)
             left = shared[self.dag.groups]
@@ -86,8 +86,8 @@ class Trial:
             allowed = left
         return _State(left, np.where(left, heads, np.inf), np.where(left, tails, np.inf))
 
-    def _overload(self, state: _State, seconds: float) -> Proof | None:
-        """Returns ops that have more work than the devices that they must be on have time, or None."""
+    def _overload(self, state: _State) -> Proof | None:
+        """Returns ops with more work than the devices that they can be on have time for, or None."""
         num_devices = len(self.counts)
         first, last = state.heads.min(axis=1), state.tails.min(axis=1)
         least = restrict(self.dag.seconds, state.allowed).min(axis=1)
@@ -103,11 +103,11 @@ class Trial:
             work = np.where(inside, least[ops], 0.0).cumsum(axis=1)
             room = np.zeros_like(work)
             for d in subset:
-                begin, behind = (
+                begin, rest = (
                     np.minimum.accumulate(np.where(inside, times[ops, d], np.inf), axis=1)
                     for times in (state.heads, state.tails)
                 )
-                room += self.counts[d] * np.maximum(seconds - begin - behind, 0.0)
+                room += self.counts[d] * np.maximum(self.seconds - begin - rest, 0.0)
             over = np.flatnonzero(work > room * (1 + 1e-12))
             if len(over):
                 row, column = divmod(int(over[0]), len(ops))
@@ -115,7 +115,13 @@ class Trial:
         return None
 
     def _undecided(self, state: _State) -> int:
-        """Returns the longest op that can still be on several devices, or -1."""
+        """Returns the longest op that can still be on several devices, or -1 if there is none."""
         open_ops = state.allowed.sum(axis=1) > 1
         least = restrict(self.dag.seconds, state.allowed).min(axis=1)
         return int(np.where(open_ops, least, -1.0).argmax()) if open_ops.any() else -1
+
+
+def _spread(values: Floats) -> Floats:
+    """Returns up to `THRESHOLDS` of the values, the lowest and the highest among them."""
+    distinct = np.unique(values)
+    return distinct[np.linspace(0, len(distinct) - 1, min(THRESHOLDS, len(distinct))).astype(np.int64)]

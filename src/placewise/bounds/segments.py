@@ -1,4 +1,8 @@
-"""A chain of ops that cuts the step: what lies between two of its ops has to be done between them."""
+"""A chain of ops that cuts the step: what depends on one op of the chain and leads to the next runs between the two.
+
+The least times of these segments add up. A segment's least time depends on the devices of its two ends; it is the longest
+path through the segment, or a longer time that `refute` proves to be impossible.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -6,23 +10,70 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placewise.bounds.dag import Dag, interchangeable, restrict
-from placewise.bounds.refute import Proof, Trial
+from placewise.bounds.refute import Proof, refute
 from placewise.core.arrays import Floats, Ints
 from placewise.core.problem import Problem
 
+SHARES = (0.04, 0.1, 1.0)  # of the chain's time: the longest spans that cuts keep whole, one try each
+MAX_SEGMENT_OPS = 600  # a longer segment gets its longest path alone
+HALVINGS = 7  # of the interval between a time that is refuted and one that is not
+BRANCHING_SECONDS = 6.0  # of effort for each branching that a refutation may use
+
 
 class Spans(NamedTuple):
-    """Where each op lies on a chain: behind its member `low` and before its member `high`."""
+    """Where each op is along a chain: after the member `low` and before the member `high`."""
 
-    low: Ints  # [ops], the last member that an op comes behind, -1: none; its own number less 1 for a member
-    high: Ints  # [ops], the first member that comes behind an op, its own for a member; the number of members: none
+    low: Ints  # [ops], the last member that an op depends on, -1 for none; for member i it is i - 1
+    high: Ints  # [ops], the first member that depends on an op, len(chain) for none; for member i it is i
+
+
+class Segmented(NamedTuple):
+    """The bound, and what proves it."""
+
+    seconds: float
+    certificate: dict[str, Any]
+
+
+class Refuted(NamedTuple):
+    """A time that is too short for a segment, and the proof."""
+
+    seconds: float
+    proof: Proof
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The ops that run between the ends of two ops which are on given devices."""
+
+    dag: Dag  # one device for each set of devices that are alike here
+    counts: Ints  # [devices], how many devices each one stands for
+
+
+def best_segments(problem: Problem, dag: Dag, seconds: float) -> Segmented:
+    """Returns the best bound of all cuts that are tried; more seconds of effort allow more branching."""
+    times = problem.fastest_seconds
+    chain = longest_chain(dag, times)
+    best = Segmented(0.0, {"classes": [], "cuts": [], "segments": [], "proofs": []})
+    if len(chain) < 2:
+        return best
+    search = _Search(Cutter(dag, interchangeable(problem)), int(seconds / BRANCHING_SECONDS))
+    total, between = float(times[chain].sum()), find_spans(dag, chain)
+    tried: list[list[int]] = []
+    for share in SHARES:
+        cuts = choose_cuts(chain, between, times, share * total)
+        if len(cuts) < 2 or cuts.tolist() in tried:
+            continue
+        tried.append(cuts.tolist())
+        found = search.total(chain, between, cuts)
+        best = max(best, found, key=lambda one: one.seconds)
+    return best
 
 
 def longest_chain(dag: Dag, seconds: Floats) -> Ints:
-    """Returns the ops of a longest chain, each with a positive time; ties go to the input with the lowest number."""
-    total, before = [0.0] * dag.num_ops, [-1] * dag.num_ops  # the longest chain up to an op, without it
+    """Returns the ops of a longest chain that take time; ties go to the input with the lowest number."""
+    total, before = [0.0] * dag.num_ops, [-1] * dag.num_ops  # the longest chain that leads to an op
     times = seconds.tolist()
-    for source, target in zip(dag.sources.tolist(), dag.targets.tolist(), strict=True):  # edges stand by target
+    for source, target in zip(dag.sources.tolist(), dag.targets.tolist(), strict=True):  # sorted by target
         if total[source] + times[source] > total[target]:
             total[target], before[target] = total[source] + times[source], source
     if not dag.num_ops:
@@ -35,8 +86,8 @@ def longest_chain(dag: Dag, seconds: Floats) -> Ints:
     return members[seconds[members] > 0.0]
 
 
-def spans(dag: Dag, chain: Ints) -> Spans:
-    """Returns where every op lies on a chain."""
+def find_spans(dag: Dag, chain: Ints) -> Spans:
+    """Returns where every op is along a chain."""
     low, high = [-1] * dag.num_ops, [len(chain)] * dag.num_ops
     member = {op: i for i, op in enumerate(chain.tolist())}
     sources, targets = dag.sources.tolist(), dag.targets.tolist()
@@ -51,63 +102,32 @@ def spans(dag: Dag, chain: Ints) -> Spans:
     return Spans(np.array(low, np.int64), np.array(high, np.int64))
 
 
-def cuts_of(chain: Ints, between: Spans, seconds: Floats, longest: float) -> Ints:
-    """Returns the members of a chain at which to cut it, such that no op with a short span is split from its surroundings.
+def choose_cuts(chain: Ints, between: Spans, seconds: Floats, longest: float) -> Ints:
+    """Returns the members of a chain at which to cut it: those that no short span of a side branch contains.
 
-    A span is short where the members inside take at most `longest` seconds; members inside such a span are left out.
+    A span is short if the members inside it take at most `longest` seconds.
     """
     position = np.concatenate([[0.0], np.cumsum(seconds[chain])])  # [members + 1], position[i + 1]: end of member i
-    beside = np.flatnonzero((between.high - between.low > 1) & (seconds > 0.0))
-    low, high = between.low[beside], between.high[beside]
+    branch = np.flatnonzero((between.high - between.low > 1) & (seconds > 0.0))
+    low, high = between.low[branch], between.high[branch]
     inner = (low >= 0) & (high < len(chain))
     low, high = low[inner], high[inner]
     short = position[high + 1] - position[low + 1] <= longest
-    covered = np.zeros(len(chain) + 1, np.int64)  # members low + 1 .. high - 1 are no cuts
+    covered = np.zeros(len(chain) + 1, np.int64)  # members low + 1 .. high - 1 are not cuts
     np.add.at(covered, low[short] + 1, 1)
     np.add.at(covered, high[short], -1)
     return np.flatnonzero(np.cumsum(covered)[:-1] == 0)
 
 
-SHARES = (0.04, 0.1, 1.0)  # of the chain's time that a span may take
-
-MAX_SEGMENT_OPS = 600
-
-HALVINGS = 7
-
-NODE_SECONDS = 6.0  # of the budget for each branching that a refutation may use
-
-
-class Segmented(NamedTuple):
-    """The bound, and what it follows from."""
-
-    seconds: float
-    certificate: dict[str, Any]
-
-
-class Refuted(NamedTuple):
-    """A time that was refuted for a segment: it takes longer."""
-
-    seconds: float
-    proof: Proof
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """What is to be done between the ends of two ops, when these are on given devices."""
-
-    dag: Dag  # of the devices that are told apart
-    counts: Ints  # [devices]
-
-
 @dataclass(frozen=True, eq=False)
 class Cutter:
-    """Makes the segments of a problem."""
+    """Makes the segments of a problem, for devices that are alike only once."""
 
     dag: Dag
-    classes: Ints  # [devices]
+    classes: Ints  # [devices], see `interchangeable`
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Returns pairs of devices that stand for all ordered pairs of devices."""
+        """Returns the ordered pairs of devices that stand for all others."""
         members = [np.flatnonzero(self.classes == c).tolist() for c in range(int(self.classes.max()) + 1)]
         same = [(m[0], m[0]) for m in members]
         apart = [(m[0], m[1]) for m in members if len(m) > 1]
@@ -122,7 +142,7 @@ class Cutter:
         return (a[0], a[1]) if self.classes[source] == self.classes[target] else (a[0], b[0])
 
     def devices(self, source: int, target: int) -> tuple[Ints, Ints]:
-        """Returns the devices to tell apart, and how many each stands for: the pair itself, and one other of each class."""
+        """Returns the pair's devices and one other of each class, and how many devices each of them stands for."""
         kept, counts = [], []
         for c in range(int(self.classes.max()) + 1):
             members = [d for d in np.flatnonzero(self.classes == c).tolist() if d not in (source, target)]
@@ -133,7 +153,7 @@ class Cutter:
         return np.array(named + kept, np.int64), np.array([1] * len(named) + counts, np.int64)
 
     def segment(self, ops: Ints, source: int, target: int, pair: tuple[int, int]) -> Segment:
-        """Returns what is to be done, `ops`, from the end of op `source` to that of op `target`, which is one of them."""
+        """Returns the segment of `ops` between the ends of op `source` and op `target`; `target` is one of `ops`."""
         devices, counts = self.devices(*pair)
         part = self.dag.part(ops, devices)
         number = {op: i for i, op in enumerate(ops.tolist())}
@@ -151,36 +171,16 @@ class Cutter:
         )
 
 
-def best_segments(problem: Problem, dag: Dag, seconds: float) -> Segmented:
-    """Returns the best bound of the chains that are tried, with more branching for more seconds."""
-    times = problem.fastest_seconds
-    chain = longest_chain(dag, times)
-    best = Segmented(0.0, {"classes": [], "cuts": [], "segments": [], "proofs": []})
-    if len(chain) < 2:
-        return best
-    search = _Search(Cutter(dag, interchangeable(problem)), int(seconds / NODE_SECONDS))
-    total, between = float(times[chain].sum()), spans(dag, chain)
-    tried: list[list[int]] = []
-    for share in SHARES:
-        cuts = cuts_of(chain, between, times, share * total)
-        if len(cuts) < 2 or cuts.tolist() in tried:
-            continue
-        tried.append(cuts.tolist())
-        found = search.total(chain, between, cuts)
-        best = max(best, found, key=lambda one: one.seconds)
-    return best
-
-
 @dataclass
 class _Search:
-    """Bounds segments; equal ones only once."""
+    """Bounds segments; equal segments are bounded only once."""
 
     cutter: Cutter
-    nodes: int  # branchings of one refutation
+    num_branchings: int  # of one refutation
     known: dict[bytes, Refuted | None] = field(default_factory=dict)
 
     def total(self, chain: Ints, between: Spans, cuts: Ints) -> Segmented:
-        """Returns the time from the start to the last cut."""
+        """Returns the bound that cutting a chain at some of its members gives."""
         dag = self.cutter.dag
         first = chain[cuts[0]]
         reached = dag.heads()[first] + dag.seconds[first]  # [devices]
@@ -195,7 +195,7 @@ class _Search:
             reached = (reached[:, None] + times).min(axis=0)
             rows.append([])
             for pair, one in shown:
-                number = numbers.setdefault(id(one), len(proofs))  # equal segments share one
+                number = numbers.setdefault(id(one), len(proofs))  # equal segments share a proof
                 proofs += [one.proof] if number == len(proofs) else []
                 rows[-1].append([*pair, one.seconds, number])
         classes = self.cutter.classes.tolist()
@@ -204,7 +204,7 @@ class _Search:
         return Segmented(float((reached + rest).min()), certificate)
 
     def bound(self, ops: Ints, source: int, target: int) -> tuple[Floats, list[tuple[tuple[int, int], Refuted]]]:
-        """Returns the least time for every pair of devices [devices, devices], and those that needed a proof."""
+        """Returns the least time for every pair of devices [devices, devices], and the proofs of the pairs that need one."""
         by_pair: dict[tuple[int, int], float] = {}
         shown = []
         same: dict[int, float] = {}
@@ -221,35 +221,35 @@ class _Search:
         return np.array([[by_pair[self.cutter.pair_of(a, b)] for b in devices] for a in devices]), shown
 
     def _show(self, segment: Segment, goal: float) -> tuple[float, Refuted | None]:
-        """Returns the least time of a segment, at most about `goal`, and its proof where the longest path is shorter."""
+        """Returns the least time of a segment, at most about `goal`, and its proof if that is more than the longest path."""
         dag = segment.dag
         ends = dag.heads() + dag.seconds
         path = float(ends.min(axis=1).max())
-        alone = float(dag.seconds.sum(axis=0).min())  # all on one device: it can't take longer
+        alone = float(dag.seconds.sum(axis=0).min())  # all on one device; the least time is not longer
         limit = min(goal, alone) if np.isfinite(min(goal, alone)) else path
         if np.isinf(path) or limit <= path * (1 + 1e-6) or dag.num_ops > MAX_SEGMENT_OPS:
             return path, None
         key = _key(segment, limit)
         if key not in self.known:
-            self.known[key] = _longest_refuted(Trial(dag, segment.counts), path, limit, self.nodes)
+            self.known[key] = _longest_refuted(segment, path, limit, self.num_branchings)
         one = self.known[key]
         return (path, None) if one is None else (one.seconds, one)
 
 
-def _longest_refuted(trial: Trial, path: float, limit: float, nodes: int) -> Refuted | None:
-    """Returns the longest time that is refuted between the longest path and a limit, found by halving."""
+def _longest_refuted(segment: Segment, path: float, limit: float, num_branchings: int) -> Refuted | None:
+    """Returns the longest refuted time between the longest path and a limit, found by halving; None if there is none."""
     best: Refuted | None = None
     low, high = path, limit
-    trial_seconds = limit * (1 - 1e-7)  # often all on one device is the best
+    tried = limit * (1 - 1e-7)  # often everything on one device is best
     for _ in range(HALVINGS + 1):
-        proof = trial.refute(trial_seconds, nodes)
+        proof = refute(segment.dag, segment.counts, tried, num_branchings)
         if proof is None:
-            high = trial_seconds
+            high = tried
         else:
-            best, low = Refuted(trial_seconds, proof), trial_seconds
+            best, low = Refuted(tried, proof), tried
             if high == limit and low >= limit * (1 - 1e-6):
                 break
-        trial_seconds = (low + high) / 2
+        tried = (low + high) / 2
     return best
 
 

@@ -1,12 +1,12 @@
 """What devices must share: work within a window of time, and memory.
 
-Ops of a set U that run on device d do so between the earliest head and the latest tail of U on d, so the time that d has for
-U is at most T - a[d] - b[d]. With prices p[d] >= 0 for a second of each device and m[d] >= 0 for a byte of its memory,
+In a step of T seconds, device d can run the ops of a set U only between their least head a[d] there and T less their least
+tail b[d], so it has at most T - a[d] - b[d] for them. With prices p[d] >= 0 for its seconds and m[d] >= 0 for its bytes,
 
     sum_d p[d] max(0, T - a[d] - b[d]) + sum_d m[d] memory[d]  >=  sum_g min_d (p[d] work[g, d] + m[d] bytes[g])
 
-holds for every placement, and the least T that it allows is a bound. Any prices are valid; the best are the dual solution
-of the linear program that spreads the groups over the devices.
+holds for every placement, so the least T that it allows is a bound. All prices are valid; the best ones are the dual
+solution of the linear program that spreads the groups over the devices.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,8 @@ from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups
 
-ROUNDING = 1e-12  # relative: of a sum of many products
-
-GRID = 96  # thresholds that are tried for the heads, and for the tails
+ROUNDING = 1e-12  # relative error of a sum of many products
+GRID = 96  # thresholds that are tried for the heads, and as many for the tails
 
 
 class Prices(NamedTuple):
@@ -35,7 +34,7 @@ class Prices(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Ops whose heads and tails reach thresholds: they run between `head` and T - `tail`."""
+    """Thresholds: ops whose heads and tails reach them run between `head` and T - `tail`."""
 
     head: float
     tail: float
@@ -56,7 +55,7 @@ class Shared:
         return cls(problem, dag, interchangeable(problem), _resident_bytes(problem))
 
     def work(self, ops: Ints) -> Floats:
-        """Returns the seconds that each group's ops among these take on each device: [groups, devices]."""
+        """Returns how long those of each group's ops that are in `ops` take on each device: [groups, devices]."""
         work = np.zeros((self.problem.num_groups, self.problem.num_devices))
         seconds = self.problem.op_seconds[ops]
         for d in range(self.problem.num_devices):
@@ -64,7 +63,7 @@ class Shared:
         return np.where(self.problem.allowed, work, np.inf)
 
     def prices(self, ops: Ints, starts: Floats) -> Prices:
-        """Returns the best prices for a set of ops, of which each device can begin some at `starts` [devices]."""
+        """Returns the best prices for a set of ops that each device has T - `starts` [devices] seconds for."""
         work = self.work(ops)
         starts = np.where(starts < 1e299, starts, 0.0)  # a device that can run none of them needs no start
         used = np.flatnonzero((np.where(np.isinf(work), 0.0, work).sum(axis=1) > 0) | (self.resident_bytes > 0))
@@ -73,7 +72,7 @@ class Shared:
 
 
 def _resident_bytes(problem: Problem) -> Floats:
-    """Returns the bytes that are at home with each group all the time: [groups]."""
+    """Returns the bytes of the resident tensors that are at home with each group: [groups]."""
     graph = problem.graph
     own = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))
     home = tensor_groups(problem)[own]
@@ -82,9 +81,9 @@ def _resident_bytes(problem: Problem) -> Floats:
 
 
 def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, memory: Ints) -> float:
-    """Returns the least T that the prices allow (see above): starts [devices], work [groups, devices], nbytes [groups].
+    """Returns the least T that the prices allow, from starts [devices], work [groups, devices] and nbytes [groups].
 
-    Infinite where no time is enough, because the memory is not.
+    It is infinite where no time is enough because the memory is not.
     """
     with np.errstate(invalid="ignore"):
         cost = prices.seconds * work + prices.memory * nbytes[:, None]
@@ -107,7 +106,7 @@ def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, mem
 
 
 def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Prices:
-    """Returns the prices from the linear program, one for all devices of a class: work [groups, classes]."""
+    """Returns the linear program's prices, the same for all devices of a class: work is [groups, classes]."""
     counts = np.bincount(shared.classes).astype(np.float64)
     num_groups, num_classes = work.shape
     memory = np.array([shared.problem.cluster.memory_bytes[shared.classes == c].sum() for c in range(num_classes)])
@@ -134,7 +133,7 @@ def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Pric
     objective = np.zeros(len(group) + 1)
     objective[-1] = 1.0
     found = linprog(objective, upper.tocsr(), limits, equal.tocsr(), np.ones(num_groups), method="highs")
-    if found.status != 0:  # the memory is not enough, or the numbers are too far apart: equal prices are valid too
+    if found.status != 0:  # too little memory, or numbers too far apart: equal prices are valid too
         return Prices(np.ones(len(shared.classes)), np.zeros(len(shared.classes)))
     dual = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
     price_of_class, rest = dual[:num_classes], iter(dual[num_classes:].tolist())
@@ -145,7 +144,7 @@ def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Pric
 def best_window(weights: Floats, heads: Floats, tails: Floats, per_second: float) -> Window:
     """Returns the thresholds for which head + tail + weight of the ops that reach both / per_second is largest.
 
-    weights, heads and tails [ops]; thresholds are quantiles of the heads and the tails. Ties go to the lower ones.
+    Weights, heads and tails are [ops]; the thresholds are quantiles of the heads and the tails. Ties go to the lower ones.
     """
     if not len(weights):
         return Window(0.0, 0.0)

@@ -7,7 +7,7 @@ class Limit(NamedTuple):
     """What a bound is made of, as two pieces of a sentence."""
 
     what: str  # "... takes at least 8 s"
-    why: str  # behind a colon
+    why: str  # follows a colon
 
 
 LIMITS = {

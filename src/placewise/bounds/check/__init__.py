@@ -1,1 +1,1 @@
-"""The independent checker of certificates; it shares no code with what finds them."""
+"""The independent checker of certificates; it shares no code with the files that find the bounds."""

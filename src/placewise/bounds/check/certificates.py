@@ -1,7 +1,7 @@
-"""Checks certificates in plain Python: every inequality is derived anew from the problem, nothing is optimised.
+"""Checks certificates in plain Python: every inequality is derived from the problem again, and nothing is optimised.
 
-The files check*.py share no code with those that find the bounds. A certificate says which ops, prices, cuts or branchings
-to look at; what follows from them is worked out here, so a wrong certificate can only show less than it claims.
+This package shares no code with the files that find the bounds. A certificate names the ops, prices, cuts or branchings to
+look at; what follows from them is worked out here, so a wrong certificate can only prove less than it claims.
 """
 
 from collections.abc import Mapping
@@ -9,19 +9,18 @@ from math import fsum, inf
 from typing import Any
 
 from placewise.bounds.check.plain_problem import PlainProblem
-from placewise.bounds.check.segment_proofs import total
+from placewise.bounds.check.segment_proofs import add_segments
 from placewise.core.problem import Problem
 
-TOLERANCE = 1e-9
-
-ROUNDING = 1e-13  # relative: of a product
+TOLERANCE = 1e-9  # relative
+ROUNDING = 1e-13  # relative error of a product
 
 
 def check(problem: Problem, name: str, seconds: float, certificate: Mapping[str, Any]) -> None:
-    """Raises a ValueError unless the certificate shows that no placement of the problem has a step below `seconds`."""
+    """Raises a ValueError unless the certificate proves that no placement of the problem has a step below `seconds`."""
     proved = _PROOFS[name](PlainProblem(problem), certificate)
     if not seconds <= proved * (1 + TOLERANCE):
-        raise ValueError(f"the certificate of {name!r} shows {proved} s, not {seconds} s")
+        raise ValueError(f"the certificate of {name!r} proves {proved} s, not {seconds} s")
 
 
 def _host(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
@@ -30,7 +29,7 @@ def _host(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
 
 
 def _path(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
-    """The group is on one of its devices: the least over them of the longest path over one of its ops."""
+    """The least time, over all devices of the group, of the longest path through one of its ops."""
     ops = sorted(set(certificate["ops"]))
     heads, tails = step.heads(ops), step.tails(ops)
     members = [op for op in ops if step.groups[op] == certificate["group"]]
@@ -43,13 +42,13 @@ def _work(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
 
 
 def _window(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
-    """Ops with late heads and long tails, whose own least heads and tails bound when each device can run them."""
+    """The priced work of ops with late heads and long tails, within the time that each device has for them."""
     everything = list(range(len(step.groups)))
     heads, tails = step.heads(everything), step.tails(everything)
     seconds = step.seconds
     heads = {op: [h if seconds[op][d] < inf else inf for d, h in enumerate(row)] for op, row in heads.items()}
     tails = {op: [q if seconds[op][d] < inf else inf for d, q in enumerate(row)] for op, row in tails.items()}
-    slack = 1 - TOLERANCE  # thresholds are heads and tails that were summed in another order
+    slack = 1 - TOLERANCE  # the thresholds are heads and tails that were summed in another order
     late = [
         op
         for op in everything
@@ -63,7 +62,7 @@ def _window(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
 
 
 def _priced(step: PlainProblem, ops: list[int], starts: list[float], certificate: Mapping[str, Any]) -> float:
-    """Returns the least time at which the devices' priced time and memory pay for the ops' work and the groups' bytes."""
+    """Returns the least step time in which the devices' time and memory pay for the ops' work and the groups' bytes."""
     problem, graph = step.problem, step.problem.graph
     prices: list[float] = certificate["prices"]
     memory_prices: list[float] = certificate["memory_prices"]
@@ -95,16 +94,16 @@ def _priced(step: PlainProblem, ops: list[int], starts: list[float], certificate
     while paid(high) < needed:
         low, high = high, 2 * high
         if high > 1e280:
-            return 0.0  # no time is enough: nothing fits, which is for others to say
-    for _ in range(200):  # halving: `low` is always too short
+            return 0.0  # no time is enough, as nothing fits: others report that
+    for _ in range(200):  # halve the interval: `low` is always too short
         middle = (low + high) / 2
         low, high = (middle, high) if paid(middle) < needed else (low, middle)
     return high if needed > 0.0 else 0.0
 
 
 def _segments(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
-    """Adds up, over the best choice of devices for the cuts, what lies between them."""
-    return total(step, certificate)
+    """The sum of the segments between the cuts, for the best choice of devices for the cuts."""
+    return add_segments(step, certificate)
 
 
 _PROOFS = {"host": _host, "path": _path, "work": _work, "window": _window, "segments": _segments}

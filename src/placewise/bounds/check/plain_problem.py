@@ -1,4 +1,4 @@
-"""A problem as plain lists, and its longest paths: what the checks of certificates are derived from."""
+"""A problem as plain lists, and its longest paths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from placewise.core.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class PlainProblem:
-    """A problem as plain lists."""
+    """A problem, and what the checks need to know about it."""
 
     problem: Problem
 
@@ -32,7 +32,7 @@ class PlainProblem:
 
     @cached_property
     def inputs(self) -> list[dict[int, tuple[int, int]]]:
-        """For each op: the ops that it waits for, with the number and the bytes of the tensors that it reads from each."""
+        """For each op, the ops that it waits for, with the number and the bytes of the tensors that it reads from them."""
         graph = self.problem.graph
         producer, nbytes = graph.producer.tolist(), graph.tensors.nbytes.tolist()
         inputs: list[dict[int, tuple[int, int]]] = []
@@ -63,7 +63,7 @@ class PlainProblem:
         return [list(map(float, row)) for row in self.problem.cluster.bytes_per_second]
 
     def way(self, source: int, target: int, a: int, b: int) -> float:
-        """Returns the time from the source's end on device a to the moment when the target on device b has all of it."""
+        """Returns the time that the target's inputs take from the source on device a to the target on device b."""
         if a == b:
             return 0.0
         if self.groups[source] == self.groups[target]:
@@ -73,7 +73,7 @@ class PlainProblem:
 
     @cached_property
     def launches(self) -> list[float]:
-        """When each op is launched at the earliest: behind all ops that it depends on."""
+        """The earliest launch of each op: after all ops that it depends on."""
         dispatch = self.problem.cluster.dispatch_seconds
         if not dispatch:
             return [0.0] * len(self.groups)
@@ -86,7 +86,7 @@ class PlainProblem:
         return [(bits.bit_count() + 1) * dispatch for bits in before]
 
     def arrival(self, op: int, device: int) -> float:
-        """Returns when an op's resident inputs are on a device at the earliest, and it is launched."""
+        """Returns the earliest time at which an op is launched and its resident inputs are on a device."""
         graph, allowed = self.problem.graph, self.problem.allowed
         latest = self.launches[op]
         for tensor in graph.ops.reads[op].tolist():
@@ -102,18 +102,18 @@ class PlainProblem:
         return latest
 
     def heads(self, ops: list[int]) -> dict[int, list[float]]:
-        """Returns the earliest start of each of these ops (rising) on each device, only these ops considered."""
+        """Returns the earliest start of each op on each device when only these ops (in rising order) count."""
         arrivals = {op: [self.arrival(op, d) for d in self.devices] for op in ops}
         return self.heads_from(ops, list(self.devices), {op: self.seconds[op] for op in ops}, arrivals)
 
     def tails(self, ops: list[int]) -> dict[int, list[float]]:
-        """Returns the least time behind each of these ops (rising) on each device, only these ops considered."""
+        """Returns the least time after each op on each device when only these ops (in rising order) count."""
         return self.tails_from(ops, list(self.devices), {op: self.seconds[op] for op in ops})
 
     def heads_from(
         self, ops: list[int], devices: list[int], seconds: Mapping[int, list[float]], arrivals: Mapping[int, list[float]]
     ) -> dict[int, list[float]]:
-        """Returns the earliest starts on some devices: op -> [devices], from the ops' own times and earliest arrivals."""
+        """Returns the earliest start of each op, op -> [devices], from its time and the earliest arrival of its inputs."""
         found: dict[int, list[float]] = {}
         for op in ops:
             row = list(arrivals[op])
@@ -126,7 +126,7 @@ class PlainProblem:
         return found
 
     def tails_from(self, ops: list[int], devices: list[int], seconds: Mapping[int, list[float]]) -> dict[int, list[float]]:
-        """Returns the least times behind each op on some devices: op -> [devices]."""
+        """Returns the least time after each op: op -> [devices]."""
         found: dict[int, list[float]] = {}
         for op in reversed(ops):
             row = [0.0] * len(devices)

@@ -1,4 +1,4 @@
-"""Checks certificates of segments: which times the proofs refute, and what that adds up to."""
+"""Checks certificates of segments: every time that a proof refutes, and their sum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from placewise.bounds.check.plain_problem import PlainProblem
 Row = list[float]
 
 
-def total(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
-    """Returns the least time of the segments between the cuts, with what is before the first and after the last."""
+def add_segments(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
+    """Returns the least time of the segments between the cuts, of what comes before the first cut and after the last."""
     cuts: list[int] = certificate["cuts"]
     classes: list[int] = certificate["classes"]
     if not cuts:
@@ -23,32 +23,34 @@ def total(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
     first, last = step.heads(everything)[cuts[0]], step.tails(everything)[cuts[-1]]
     reached = [first[d] + step.seconds[cuts[0]][d] for d in step.devices]
     if len(certificate["segments"]) != len(cuts) - 1:
-        raise ValueError("there must be one segment between each two cuts")
+        raise ValueError(
+            f"there must be a segment between each two cuts: {len(cuts)} cuts, {len(certificate['segments'])} segments"
+        )
     for source, target, rows in zip(cuts[:-1], cuts[1:], certificate["segments"], strict=True):
         ops = _between(step, source, target)
-        shown = {(a, b): (seconds, certificate["proofs"][number]) for a, b, seconds, number in rows}
+        claims = {(a, b): (seconds, certificate["proofs"][number]) for a, b, seconds, number in rows}
         known: dict[tuple[int, int], float] = {}
         times = []
         for a in step.devices:
             pairs = [_representative(classes, a, b) for b in step.devices]
             for pair in pairs:
                 if pair not in known:
-                    known[pair] = _Part(step, ops, source, target, pair, classes).least(shown.get(pair))
+                    known[pair] = _Part(step, ops, source, target, pair, classes).least(claims.get(pair))
             times.append([known[pair] for pair in pairs])
         reached = [min(reached[a] + times[a][b] for a in step.devices) for b in step.devices]
     return min(reached[d] + last[d] for d in step.devices)
 
 
 def _check_classes(step: PlainProblem, classes: list[int]) -> None:
-    """Raises a ValueError unless two devices of a class can be swapped without a change to any time."""
+    """Raises a ValueError unless the devices of a class can be swapped without a change in time."""
     problem = step.problem
-    tables = (problem.cluster.latency_seconds, problem.cluster.bytes_per_second)
+    matrices = (problem.cluster.latency_seconds, problem.cluster.bytes_per_second)
     for b in step.devices:
         a = classes.index(classes[b])
         swap = [b if d == a else a if d == b else d for d in step.devices]
         columns = (problem.op_seconds, problem.allowed)
         if not all(np.array_equal(c[:, a], c[:, b]) for c in columns) or not all(
-            np.array_equal(table, table[swap][:, swap]) for table in tables
+            np.array_equal(matrix, matrix[swap][:, swap]) for matrix in matrices
         ):
             raise ValueError(f"devices {a} and {b} are not alike")
 
@@ -62,23 +64,23 @@ def _representative(classes: list[int], a: int, b: int) -> tuple[int, int]:
 
 
 def _between(step: PlainProblem, source: int, target: int) -> list[int]:
-    """Returns the ops that come behind one op and before another, and this one, in rising order."""
-    behind = {source}
+    """Returns the ops that depend on `source` and that `target` depends on, and `target`, in rising order."""
+    after = {source}
     for op in range(source + 1, target + 1):
-        if any(m in behind for m in step.inputs[op]):
-            behind.add(op)
+        if any(m in after for m in step.inputs[op]):
+            after.add(op)
     before = {target}
     for op in range(target - 1, source, -1):
         if any(m in before for m in step.outputs[op]):
             before.add(op)
-    if target not in behind:
-        raise ValueError(f"op {target} does not come behind op {source}")
-    return sorted((behind & before) - {source})
+    if target not in after:
+        raise ValueError(f"op {target} does not depend on op {source}")
+    return sorted((after & before) - {source})
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What is to be done from the end of one op to the end of another, on a pair of devices."""
+    """The ops between the ends of two ops, which are on a pair of devices."""
 
     step: PlainProblem
     ops: list[int]
@@ -87,20 +89,20 @@ class _Part:
     pair: tuple[int, int]
     classes: list[int]
 
-    def least(self, shown: tuple[float, Any] | None) -> float:
-        """Returns the least time: the longest path, or what a proof shows."""
+    def least(self, claim: tuple[float, Any] | None) -> float:
+        """Returns the least time: the longest path, or the claimed time if its proof holds."""
         devices, counts = self._devices()
         seconds = self._seconds(devices)
         arrivals = self._arrivals(devices)
-        if shown is None:
+        if claim is None:
             heads = self.step.heads_from(self.ops, devices, seconds, arrivals)
             return max(min(h + t for h, t in zip(heads[op], seconds[op], strict=True)) for op in self.ops)
-        claimed, proof = shown
+        claimed, proof = claim
         self._refute(devices, counts, seconds, arrivals, claimed, proof)
         return float(claimed)
 
     def _devices(self) -> tuple[list[int], list[int]]:
-        """Returns the pair, and the first other device of each class, with the number of others it stands for."""
+        """Returns the pair and the first other device of each class, with the number of devices that each stands for."""
         named = list(dict.fromkeys(self.pair))
         others = [d for d in self.step.devices if d not in named]
         kept = [d for i, d in enumerate(others) if self.classes[d] not in [self.classes[e] for e in others[:i]]]
@@ -109,7 +111,7 @@ class _Part:
         return named + kept, [1] * len(named) + counts
 
     def _seconds(self, devices: list[int]) -> dict[int, Row]:
-        """Returns the ops' times; the groups of the two ops are where these are."""
+        """Returns the ops' times; the groups of the two ops are on the pair's devices."""
         seconds = {op: [self.step.seconds[op][d] for d in devices] for op in self.ops}
         for fixed, device in zip((self.source, self.target), self.pair, strict=True):
             for op in self.ops:
@@ -118,7 +120,7 @@ class _Part:
         return seconds
 
     def _arrivals(self, devices: list[int]) -> dict[int, Row]:
-        """Returns when the source's result can be with each op."""
+        """Returns when the source's result can be on each op's device."""
         way, source, device = self.step.way, self.source, self.pair[0]
         rows = {}
         for op in self.ops:
@@ -135,11 +137,11 @@ class _Part:
         limit: float,
         proof: Any,
     ) -> None:
-        """Raises a ValueError unless the proof shows that the ops can't be done in less than `limit` seconds."""
+        """Raises a ValueError unless the proof holds: the ops can't run in less than `limit` seconds."""
         step = self.step
         while True:
             heads, tails = step.heads_from(self.ops, devices, seconds, arrivals), step.tails_from(self.ops, devices, seconds)
-            fits: dict[int, list[bool]] = {}  # of each group
+            fits: dict[int, list[bool]] = {}  # group -> [devices]
             for op in self.ops:
                 whole = [h + t + q for h, t, q in zip(heads[op], seconds[op], tails[op], strict=True)]
                 known = fits.get(step.groups[op], [True] * len(devices))
@@ -156,20 +158,20 @@ class _Part:
             chosen, subset = [self.ops[i] for i in sorted(set(proof["ops"]))], proof["devices"]
             outside = [i for i in range(len(devices)) if i not in subset]
             if not all(seconds[op][i] == inf for op in chosen for i in outside):
-                raise ValueError("an op of an overload can be on another device")
+                raise ValueError("overload: one of its ops can run on another device")
             room = 0.0
             for i in sorted(set(subset)):
                 here = [op for op in chosen if seconds[op][i] < inf]
                 begin = min((heads[op][i] for op in here), default=inf) + min((tails[op][i] for op in here), default=inf)
                 room += counts[i] * max(limit - begin, 0.0)
             if not sum(min(seconds[op]) for op in chosen) > room:
-                raise ValueError("the ops of an overload have no more work than their devices have time")
+                raise ValueError("overload: its ops have no more work than their devices have time")
         elif "op" in proof:
             op, children = self.ops[proof["op"]], dict(proof["on"])
             for i, t in enumerate(seconds[op]):
                 if t < inf:
                     if i not in children:
-                        raise ValueError(f"a branching over op {op} leaves out a device")
+                        raise ValueError(f"branching over op {op}: device {devices[i]} is left out")
                     only = {**seconds, op: [s if j == i else inf for j, s in enumerate(seconds[op])]}
                     self._refute(devices, counts, only, arrivals, limit, children[i])
         else:
