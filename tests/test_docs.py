@@ -134,6 +134,33 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+TEXTS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")), *PAGES]
+FILE = re.compile(r"(?<![\w./:-])(?:[\w.-]+/)+[\w-]+\.(?:py|js|md|toml|yml)\b")
+MODULE = re.compile(r"(?<![\w./-])placewise(?:\.[A-Za-z_]\w*)+")
+INVENTED = {"my_project/train.py", "path/to/file.py"}  # files of a user's own
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: text.relative_to(ROOT).as_posix())
+def test_files_and_names_that_a_text_mentions_exist(text: Path) -> None:
+    """A path starts at the root of the repository, and NAME in it stands for any name; links have a test of their own."""
+    words = re.sub(r"\]\([^)]*\)|https?://\S+", "", text.read_text(encoding="utf-8"))
+    for path in set(FILE.findall(words)) - INVENTED:
+        assert any(ROOT.glob(path.replace("NAME", "*"))), path
+    for name in set(MODULE.findall(words)):
+        found: Any = pw
+        for i, part in enumerate(name.split(".")[1:], start=2):
+            if not hasattr(found, part):
+                importlib.import_module(".".join(name.split(".")[:i]))
+            found = getattr(found, part)
+
+
+def test_the_map_has_every_room() -> None:
+    rooms = re.findall(r"^\| `(\w+/|\w+\.py)` \|", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    source = ROOT / "src" / "placewise"
+    folders = {f"{path.parent.name}/" for path in source.glob("*/__init__.py")}
+    assert sorted(rooms) == sorted(folders | {path.name for path in source.glob("[!_]*.py")})
+
+
 def test_rows_of_the_readme_are_those_of_the_results() -> None:
     specification = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
     assert specification is not None

@@ -1,1 +1,0 @@
-"""Runs a placed step on real devices, and measures it: lowering, local executor, profiler, measured evaluator."""
