@@ -1,4 +1,4 @@
-"""Ways to run a placement that end well, run out of memory, hang and crash; a light module, for every worker imports it."""
+"""Ways to run a placement that end well, run out of memory, hang and crash; a light module, because workers import it."""
 
 import os
 import threading
@@ -15,13 +15,15 @@ from placewise.core.contracts import Evaluation, Evaluator
 
 @dataclass(frozen=True)
 class Ending:
-    """Makes evaluators: a placement takes 1 s and 1 s more for each group on device 1, unless `ends` says how it ends.
+    """Makes evaluators: a placement takes 1 s, and 1 s more for each group on device 1, unless `ends` has another end.
 
-    `ends` is by the number of groups on device 1. Every placement that is run leaves a line in the file.
+    `ends` is by the number of groups on device 1. Every placement that is run adds a line to the file. One that hangs
+    says so to the pipe.
     """
 
     file: Path
     ends: Mapping[int, str] = field(default_factory=dict)
+    pipe: Path | None = None
 
     def __call__(self) -> Evaluator:
         return self.evaluate
@@ -36,6 +38,8 @@ class Ending:
                 case "crash":
                     os._exit(9)
                 case "hang":
+                    assert self.pipe is not None
+                    self.pipe.write_text("hangs")
                     threading.Event().wait()
                 case "memory":
                     seconds.append(np.inf)
