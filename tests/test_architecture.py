@@ -45,6 +45,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
         "evaluate/measured", "experiments/bench/", "cli/tensorboard_curves.py",
     ),
     "transformers": ("graph_capture/", "zoo/"),
+    "matplotlib": ("experiments/search_figures.py",),
     "numba": ("simulate/",),
     "scipy": ("bounds/", "strategies/", "experiments/papers/calibration.py"),
     "ortools": ("bounds/", "strategies/"),

@@ -60,21 +60,29 @@ def _reproduce(options: argparse.Namespace) -> None:
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.claims import judge
     from placewise.experiments.papers.reported_results import paper_of
-    from placewise.experiments.papers.reproduction import Machines, reproduce, reproduction_data, write_reproduction
-    from placewise.experiments.search_figures import write_figures
+    from placewise.experiments.papers.reproduction import (
+        Machines,
+        reproduce,
+        reproduction_data,
+        write_reproduction,
+        write_reproduction_figures,
+    )
+    from placewise.experiments.search_figures import check_drawing
 
     paper = paper_of(options.what)
     effort = _effort(paper, options)
     families = _families(paper, effort, options.models)
     check_writable(options.output, options.run_file)
     check_folder(options.plots)
+    if options.plots:
+        check_drawing()
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
     done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
     verdicts = [asdict(verdict) for verdict in judge(done)]
     if options.output:
         write_reproduction(done, verdicts, options.output)
     if options.plots:
-        write_figures(done, options.plots)
+        write_reproduction_figures(done, options.plots)
     if options.json:
         print_json(reproduction_data(done, verdicts))
     else:

@@ -1,75 +1,65 @@
-"""Pictures of searches: the best step so far against evaluations, a line and a band for each strategy, as SVG."""
+"""Pictures of searches as SVG: the best step so far against evaluations, a line and a band for each strategy."""
 
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints
+from placewise.core.arrays import Floats
 from placewise.core.errors import InputError
-from placewise.experiments.papers.reproduction import Reproduction
-from placewise.experiments.recorded_searches import Found
+from placewise.experiments.recorded_searches import Found, Improvement
 from placewise.formats.files import write_bytes
 
-COLOURS = (  # of lines; Okabe and Ito's first
-    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6a3d9a", "#8c564b", "#000000", "#7f7f00"),
-)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-LEVEL_COLOUR = "#888888"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito, without yellow
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 860, 460, 70, 210, 44, 54  # pixels, at least this high; margins
+STYLES = ("-", "-.")  # of the first and of the second line with a colour
 
-NUM_POINTS = 240  # of a line
+LEVEL_COLOUR, LEVEL_STYLE = "#777777", "--"
 
-LABEL_PIXELS = 15  # from one label to the next
+FAR = 5.0  # times the best step: levels above it are named in the title, since they would squeeze everything else
 
-FAR = 5.0  # times the best: a level that is further is named below the picture, for it would press all else together
+FEW = 20  # evaluations up to which a strategy is a level, not a line: it answers at once
 
-FEW = 20  # evaluations up to which a strategy has answered at once: a level, not a line
+WIDTH, LEAST_HEIGHT, LABEL_HEIGHT = 650.0, 350.0, 12.0  # points
+
+LEFT, RIGHT, TOP, BOTTOM = 55.0, 165.0, 40.0, 40.0  # margins in points; the labels are on the right
+
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",  # texts stay texts
+    "svg.hashsalt": "placewise",  # the same ids every time
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#eeeeee",
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """A strategy in a picture: its best step seconds so far by evaluations spent; NaN before it has any."""
+class BestSoFar:
+    """A strategy's best step seconds by evaluations spent, from where every seed has found something."""
 
     name: str
+    spent: Floats  # [points]; each value holds until the next point
     middle: Floats  # [points], the median of the seeds
     low: Floats  # [points]
     high: Floats  # [points]
     is_level: bool = False
 
-
-@dataclass(frozen=True)
-class Axis:
-    """A logarithmic axis: from a value to pixels."""
-
-    first: float
-    last: float
-    start: float  # pixels
-    end: float
-
-    def __call__(self, value: float) -> float:
-        """Returns where a value stands."""
-        share = math.log(value / self.first) / math.log(self.last / self.first)
-        return self.start + share * (self.end - self.start)
-
-    def ticks(self) -> list[float]:
-        """Returns round numbers within the axis: 1, 2 and 5 times powers of ten, or more of them on a short one."""
-        digits = (1, 2, 5) if self.last > 10 * self.first else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        powers = range(math.floor(math.log10(self.first)), math.ceil(math.log10(self.last)) + 1)
-        return [d * 10.0**p for p in powers for d in digits if self.first <= d * 10.0**p <= self.last]
-
-
-def write_figures(reproduction: Reproduction, folder: str | Path) -> None:
-    """Writes a picture of each row into a folder, named after the paper and the row."""
-    for result in reproduction.results:
-        title = f"{result.row.label} ({result.row.model} on {result.row.cluster})"
-        name = f"{reproduction.paper.name} {result.row.label}"
-        write_figure(folder, name, title, result.found, reproduction.effort.evaluations, result.bound_seconds)
+    @property
+    def label(self) -> str:
+        """The name with the last value."""
+        return f"{self.name} {self.middle[-1]:.3g} s"
 
 
 def write_figure(
@@ -80,7 +70,7 @@ def write_figure(
     evaluations: int,
     bound_seconds: float | None = None,
 ) -> None:
-    """Writes a picture of what was found into a folder, which is made; nothing where nothing was found."""
+    """Writes a picture of what was found into a folder, which is made if it is missing; nothing if nothing was found."""
     lines = lines_of(found, evaluations)
     if not lines:
         return
@@ -89,139 +79,123 @@ def write_figure(
     except OSError as problem:
         raise InputError(f"{folder}: can't be written: {problem.strerror}") from None
     file_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    write_bytes(Path(folder) / f"{file_name}.svg", draw(title, lines, bound_seconds, evaluations).encode())
+    write_bytes(Path(folder) / f"{file_name}.svg", draw_figure(title, lines, bound_seconds, evaluations))
 
 
-def lines_of(found: Mapping[str, Found], evaluations: int) -> list[Line]:
-    """Returns a line for each search that found something."""
-    at = grid(evaluations)
-    return [_line(name, one, at) for name, one in found.items() if one.times and one.histories]
+def check_drawing() -> None:
+    """Refuses to draw if matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError("--plots: needs matplotlib: pip install 'placewise[plots]'") from None
 
 
-def grid(evaluations: int) -> Floats:
-    """Returns the numbers of evaluations at which lines have a point."""
-    return np.geomspace(1, max(evaluations, 2), NUM_POINTS)
+def lines_of(found: Mapping[str, Found], evaluations: int) -> list[BestSoFar]:
+    """Returns a line for each strategy that found something."""
+    return [_line(name, one, max(evaluations, 2)) for name, one in found.items() if one.times and one.histories]
 
 
-def _line(name: str, found: Found, at: Floats) -> Line:
-    if found.evaluations <= FEW:
-        best = np.array([[seconds] for seconds in found.times])  # [seeds, 1]
-        best = np.repeat(best, len(at), axis=1)
+def _line(name: str, found: Found, evaluations: int) -> BestSoFar:
+    if is_level := found.evaluations <= FEW:
+        spent = np.array([1.0, evaluations])
+        best = np.repeat(np.array(found.times)[:, None], 2, axis=1)  # [seeds, points]
     else:
-        best = np.array([_best_so_far(history, at) for history in found.histories])  # [seeds, points]
-    known = ~np.isnan(best).any(axis=0)
-    middle = np.where(known, np.median(best, axis=0), np.nan)
-    return Line(name, middle, best.min(axis=0), best.max(axis=0), found.evaluations <= FEW)
+        histories = [history for history in found.histories if history]
+        first = max(history[0][0] for history in histories)
+        changes = {float(entry[0]) for history in histories for entry in history if entry[0] >= first}
+        spent = np.array(sorted({*changes, float(evaluations)}))
+        best = np.array([_best_at(history, spent) for history in histories])  # [seeds, points]
+    return BestSoFar(name, spent, np.median(best, axis=0), best.min(axis=0), best.max(axis=0), is_level)
 
 
-def _best_so_far(history: Sequence[tuple[int, float, float]], at: Floats) -> Floats:
-    """Returns the best step seconds after each number of evaluations, NaN before the first: [points]."""
-    spent = np.array([entry[0] for entry in history], np.float64)
-    best = np.array([np.nan, *(entry[2] for entry in history)])
-    found: Floats = best[np.searchsorted(spent, at + 1e-9, side="right")]
+def _best_at(history: Sequence[Improvement], spent: Floats) -> Floats:
+    """Returns the best step seconds after each number of evaluations: [points]."""
+    best = np.array([entry[2] for entry in history])
+    found: Floats = best[np.searchsorted([entry[0] for entry in history], spent, side="right") - 1]
     return found
 
 
-def draw(title: str, lines: Sequence[Line], bound_seconds: float | None, evaluations: int) -> str:
-    """Returns a picture with logarithmic axes; names from outside are escaped."""
+def draw_figure(title: str, lines: Sequence[BestSoFar], bound_seconds: float | None, evaluations: int) -> bytes:
+    """Returns a picture with logarithmic axes as SVG, the same bytes every time."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     lines, far = _near(lines)
-    values = [value for line in lines for value in (*line.low, *line.high) if not math.isnan(value)]
-    values += [bound_seconds] if bound_seconds else []
-    if not values:
-        values = [1.0]
-    x = Axis(1.0, max(evaluations, 2), LEFT, WIDTH - RIGHT)
-    height = max(HEIGHT, TOP + BOTTOM + LABEL_PIXELS * len(lines))
-    y = Axis(min(values) * 0.93, max(values) * 1.07, height - BOTTOM, TOP)
-    parts = [*_frame(title, x, y), *_levels(bound_seconds, y)]
-    colours = _colours(lines)
-    for line, colour in sorted(zip(lines, colours, strict=True), key=lambda pair: not pair[0].is_level):
-        parts += _drawn(line, colour, grid(evaluations), x, y)
-    parts += _labels(lines, colours, y)
-    if far:
-        names = ", ".join(f"{escape(line.name)} {line.middle[-1]:.3g} s" for line in far)
-        parts.append(f'<text x="{LEFT}" y="38" fill="#555" font-size="11">above: {names}</text>')
-    style = "font-family:sans-serif;font-size:12px;background:#fff"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" style="{style}">'
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *parts, "</svg>\n"])
+    height = max(LEAST_HEIGHT, TOP + BOTTOM + LABEL_HEIGHT * len(lines))
+    place = (LEFT / WIDTH, BOTTOM / height, 1 - (LEFT + RIGHT) / WIDTH, 1 - (TOP + BOTTOM) / height)
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure((WIDTH / 72, height / 72))  # inches
+        axes = figure.add_axes(place)
+        axes.set_title(_plain(title), loc="left", weight="bold", pad=20)
+        if far:
+            above = f"above: {', '.join(line.label for line in far)}"
+            axes.annotate(_plain(above), (0, 1), (0, 6), "axes fraction", "offset points", color="#555555")
+        _set_axes(axes, lines, bound_seconds, evaluations)
+        looks = _looks(lines)
+        for line, (colour, style) in sorted(zip(lines, looks, strict=True), key=lambda pair: not pair[0].is_level):
+            axes.fill_between(line.spent, line.low, line.high, step="post", color=colour, alpha=0.18, linewidth=0)
+            axes.step(line.spent, line.middle, style, where="post", color=colour, linewidth=1.8)
+        if bound_seconds:
+            axes.axhline(bound_seconds, color="#333333", linestyle=":", linewidth=1.2)
+            axes.annotate("bound: no placement is faster", (1, bound_seconds), (4, 3), textcoords="offset points")
+        _add_labels(axes, lines, looks, LABEL_HEIGHT / (height - TOP - BOTTOM))
+        output = io.BytesIO()
+        figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
+    return output.getvalue()
 
 
-def _near(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """Returns the lines to draw, and the levels that are too far from the best."""
-    best = min((float(line.middle[-1]) for line in lines if not math.isnan(line.middle[-1])), default=0.0)
+def _near(lines: Sequence[BestSoFar]) -> tuple[list[BestSoFar], list[BestSoFar]]:
+    """Returns the lines to draw, and the levels that are too far above the best."""
+    best = min((float(line.middle[-1]) for line in lines), default=0.0)
     far = [line for line in lines if line.is_level and line.middle[-1] > FAR * best]
     return [line for line in lines if line not in far], far
 
 
-def _colours(lines: Sequence[Line]) -> list[str]:
-    """Returns a colour for each line; what was answered at once is grey."""
+def _looks(lines: Sequence[BestSoFar]) -> list[tuple[str, str]]:
+    """Returns a colour and a style for each line."""
     numbers = np.cumsum([not line.is_level for line in lines]) - 1
     return [
-        LEVEL_COLOUR if line.is_level else COLOURS[number % len(COLOURS)]
+        (LEVEL_COLOUR, LEVEL_STYLE)
+        if line.is_level
+        else (COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS) % len(STYLES)])
         for line, number in zip(lines, numbers.tolist(), strict=True)
     ]
 
 
-def _frame(title: str, x: Axis, y: Axis) -> list[str]:
-    parts = [f'<text x="{LEFT}" y="22" font-size="15" font-weight="bold">{escape(title)}</text>']
-    for value in x.ticks():
-        parts.append(f'<path d="M{x(value):.1f} {TOP}V{y.start}" stroke="#eee"/>')
-        parts.append(f'<text x="{x(value):.1f}" y="{y.start + 18}" text-anchor="middle">{value:,.0f}</text>')
-    for value in y.ticks():
-        parts.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH - RIGHT}" stroke="#eee"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
-    middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (y.end + y.start) / 2
-    parts.append(f'<text x="{middle_x:.0f}" y="{y.start + 40}" text-anchor="middle">evaluations spent</text>')
-    turned = f'transform="rotate(-90 18 {middle_y:.0f})"'
-    parts.append(f'<text x="18" y="{middle_y:.0f}" text-anchor="middle" {turned}>best step so far, seconds</text>')
-    parts.append(f'<path d="M{LEFT} {TOP}V{y.start}H{WIDTH - RIGHT}" fill="none" stroke="#333"/>')
-    return parts
+def _set_axes(axes: "Axes", lines: Sequence[BestSoFar], bound_seconds: float | None, evaluations: int) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    values = [*(value for line in lines for value in (*line.low, *line.high)), *([bound_seconds] if bound_seconds else [])]
+    low, high = min(values, default=1.0) * 0.93, max(values, default=1.0) * 1.07
+    axes.set(xscale="log", xlim=(1, max(evaluations, 2)), xlabel="evaluations")
+    axes.set(yscale="log", ylim=(low, high), ylabel="best step so far, seconds")
+    digits = (1, 2, 5) if high > 10 * low else (1, 1.5, 2, 3, 4, 5, 6, 8)
+    for axis, subs, form in ((axes.xaxis, (1, 2, 5), "{x:,.0f}"), (axes.yaxis, digits, "{x:g}")):
+        axis.set_major_locator(LogLocator(subs=subs, numticks=99))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(StrMethodFormatter(form))
 
 
-def _levels(bound_seconds: float | None, y: Axis) -> list[str]:
-    """Returns the bound, below which no placement is."""
-    if not bound_seconds:
-        return []
-    level = y(bound_seconds)
-    return [
-        f'<path d="M{LEFT} {level:.1f}H{WIDTH - RIGHT}" stroke="#333" stroke-dasharray="2 3"/>',
-        f'<text x="{LEFT + 6}" y="{level - 4:.1f}" fill="#333">no placement is below this</text>',
-    ]
-
-
-def _drawn(line: Line, colour: str, at: Floats, x: Axis, y: Axis) -> list[str]:
-    known = np.flatnonzero(~np.isnan(line.middle))
-    if not len(known):
-        return []
-
-    def points(column: Floats, *, is_back: bool = False) -> str:
-        corners = known[_corners(column[known])]
-        return " ".join(f"{x(float(at[i])):.1f},{y(float(column[i])):.1f}" for i in (corners[::-1] if is_back else corners))
-
-    band = f"{points(line.high)} {points(line.low, is_back=True)}"
-    dashes = ' stroke-dasharray="7 4"' if line.is_level else ""
-    return [
-        f'<polygon points="{band}" fill="{colour}" opacity="0.18"/>',
-        f'<polyline points="{points(line.middle)}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>',
-    ]
-
-
-def _corners(column: Floats) -> Ints:
-    """Returns the points that a line needs: those that differ from a neighbour, and both ends."""
-    changes = np.append(True, column[1:] != column[:-1])  # from the one before
-    return np.flatnonzero(changes | np.append(changes[1:], True))
-
-
-def _labels(lines: Sequence[Line], colours: Sequence[str], y: Axis) -> list[str]:
-    """Returns the lines' names beside their ends, apart from each other, with their last values."""
-    ends = sorted((y(float(line.middle[-1])), i) for i, line in enumerate(lines) if not math.isnan(line.middle[-1]))
-    parts, at_least = [], TOP + 0.0
-    room = y.start - LABEL_PIXELS * (len(ends) - 1)
+def _add_labels(axes: "Axes", lines: Sequence[BestSoFar], looks: Sequence[tuple[str, str]], spacing: float) -> None:
+    """Writes the lines' names next to their ends, at least `spacing` apart, as a share of the axes' height."""
+    low, high = axes.get_ylim()
+    ends = sorted((math.log(line.middle[-1] / low) / math.log(high / low), i) for i, line in enumerate(lines))
+    at_least = 0.0
     for position, (wanted, i) in enumerate(ends):
-        height = max(min(wanted, room + LABEL_PIXELS * position), at_least)
-        at_least = height + LABEL_PIXELS
-        colour, edge, line = colours[i], WIDTH - RIGHT, lines[i]
-        parts.append(f'<path d="M{edge} {wanted:.1f}L{edge + 12} {height:.1f}" fill="none" stroke="{colour}"/>')
-        parts.append(f'<path d="M{edge + 12} {height:.1f}h11" stroke="{colour}" stroke-width="3"/>')
-        text = f"{escape(line.name)} {line.middle[-1]:.3g} s"
-        parts.append(f'<text x="{edge + 27}" y="{height + 4:.1f}">{text}</text>')
-    return parts
+        height = max(min(wanted, 1 - spacing * (len(ends) - 1 - position)), at_least)
+        at_least = height + spacing
+        arrow: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": looks[i][0],
+            "shrinkA": 0,
+            "shrinkB": 0,
+            "relpos": (0, 0.5),
+            "lw": 1.4,
+        }
+        place: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "arrowprops": arrow}
+        axes.annotate(f" {_plain(lines[i].label)}", (1, wanted), (1.035, height), **place)
+
+
+def _plain(text: str) -> str:
+    """Returns a text in which matplotlib finds no formula."""
+    return text.replace("$", r"\$")

@@ -1,8 +1,7 @@
-"""placewise reproduce: the papers' tables, what we find beside them, claims, calibration and pictures."""
+"""placewise reproduce: the papers' tables and ours, claims, calibration and pictures."""
 
 import json
 import math
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +41,10 @@ from placewise.experiments.papers.reproduction import (
     reproduction_data,
     rows_of,
     slowed,
+    write_reproduction_figures,
 )
 from placewise.experiments.papers.reproduction_tables import claim_lines, ratio_table, reproduction_page, seconds_table
 from placewise.experiments.recorded_searches import Found
-from placewise.experiments.search_figures import Axis, _corners, draw, lines_of, write_figures
 from placewise.machines.presets import PRESETS, preset
 from placewise.models import load_graph
 from placewise.simulate.simulator import Simulator
@@ -322,41 +321,9 @@ def test_claims_are_judged_by_every_row() -> None:
     assert lines[0].startswith("no: on NMT Metis is slower than the expert: 0.75. We think: ")
 
 
-def test_the_best_so_far_is_what_a_line_shows() -> None:
-    """Seeds that find 4 s after 1 evaluation and 2 s after 10, and 8 s after 5: the median is 6 from 5 on, 5 from 10 on."""
-    histories = (((1, 0.0, 4.0), (10, 0.1, 2.0)), ((5, 0.0, 8.0),))
-    found = {
-        "Post": Found("post", (2.0, 8.0), 100, 1.0, histories=histories),
-        "one": Found("gpu-only", (3.0,), 1, histories=(((1, 0.0, 3.0),),)),
-    }
-    post, one = lines_of(found, 100)
-    at = np.geomspace(1, 100, 240)
-    assert np.isnan(post.middle[at < 5]).all()
-    assert {*post.middle[(at > 5) & (at < 9.9)]} == {6.0}
-    assert (post.middle[-1], post.low[-1], post.high[-1]) == (5.0, 2.0, 8.0)
-    assert one.is_level
-    assert {*one.middle} == {3.0}
-
-
-def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
-    lines = lines_of(result(Post=0.5, expert=2.0).found, 100)
-    picture = ElementTree.fromstring(draw("<b> & co", lines, 0.25, 100))
-    texts = [element.text or "" for element in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[0] == "<b> & co"
-    assert {"evaluations spent", "best step so far, seconds", "Post 0.5 s", "expert 2 s"} <= {*texts}
-    far = Found("cpu-only", (9.0,), 1, histories=(((1, 0.0, 9.0),),))
-    texts = [
-        e.text or ""
-        for e in ElementTree.fromstring(draw("far", lines_of({**result(Post=0.5).found, "CPU": far}, 100), None, 100))
-    ]
-    assert "above: CPU 9 s" in texts
-    assert ElementTree.fromstring(draw("nothing", [], None, 1)) is not None
-    write_figures(Reproduction(TINY, EFFORT, (result(Post=0.5), result(4))), tmp_path / "new")
+def test_a_picture_of_each_row_that_found_something(tmp_path: Path) -> None:
+    write_reproduction_figures(Reproduction(TINY, EFFORT, (result(Post=0.5), result(4))), tmp_path / "new")
     assert [path.name for path in sorted((tmp_path / "new").iterdir())] == ["post-nmt-2-2-gpus.svg"]
-    assert _corners(np.array([5.0, 5, 5, 4, 4, 2])).tolist() == [0, 2, 3, 4, 5]
-    axis = Axis(1.0, 100.0, 0.0, 50.0)
-    assert (axis(1.0), axis(10.0), axis(100.0)) == (0.0, 25.0, 50.0)
-    assert axis.ticks() == [1, 2, 5, 10, 20, 50, 100]
 
 
 # --- the command ---

@@ -19,7 +19,6 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
-from placewise.experiments.bench import bench_learning
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
@@ -237,19 +236,3 @@ def test_curves_that_cannot_be_written_are_refused(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert "pip install 'placewise[learned]'" in refused([*PLACE, "--tensorboard", str(tmp_path / "curves")], capsys)
     assert not (tmp_path / "curves").exists()
-
-
-# --- placewise bench learning ---
-
-
-def test_the_benchmark_counts_the_last_samples_and_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_learning, "BUDGET", 120)
-    monkeypatch.setattr(bench_learning, "SEEDS", 2)
-    rows = bench_learning.Learning((str(GOLDEN / "captured.json.gz"),)).run().data["learning"]
-    assert [(row["strategy"], row["variant"]) for row in rows] == [c[:2] for c in bench_learning.CONTESTANTS]
-    for row in rows:
-        assert 0 < row["best"] <= row["last samples"] * (1 + 1e-9)
-        assert row["machine"] == "4xK80"
-    by_name = {row["strategy"]: row for row in rows if row["variant"] == "default"}
-    assert by_name["post"]["last samples"] < by_name["random"]["last samples"]
-    assert by_name["heft"]["± of best"] == 0

@@ -36,9 +36,12 @@ class StrategySuite(Benchmark):
     def run(self) -> Findings:
         """Searches every problem with every strategy, and writes and returns the scores."""
         from placewise.experiments.bench import strategy_suite as suites
+        from placewise.experiments.search_figures import check_drawing
         from placewise.report.text_tables import table
 
         suite = suites.Suite.of(self)
+        if self.plots:
+            check_drawing()
         done, is_complete = suites.search_suite(
             suite, run_file=self.run_file, workers=self.workers, ray=self.ray, on_found=_show
         )

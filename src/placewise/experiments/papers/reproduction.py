@@ -16,6 +16,7 @@ from placewise.experiments.papers.calibration import Calibration, calibrated
 from placewise.experiments.papers.function_split import split_by_function
 from placewise.experiments.papers.reported_results import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, PaperRow
 from placewise.experiments.recorded_searches import Contest, Found, find, recorded
+from placewise.experiments.search_figures import write_figure
 from placewise.formats.files import write_bytes
 from placewise.models import load_graph
 from placewise.search.budget import DEFAULT_EVALUATIONS
@@ -161,6 +162,14 @@ def _extras(contest: Contest) -> dict[str, Found]:
 def write_reproduction(reproduction: Reproduction, verdicts: list[dict[str, Any]], path: str | Path) -> None:
     """Writes all that was found as one JSON file."""
     write_bytes(path, (json.dumps(reproduction_data(reproduction, verdicts), indent=1, allow_nan=False) + "\n").encode())
+
+
+def write_reproduction_figures(reproduction: Reproduction, folder: str | Path) -> None:
+    """Writes a picture of each row's searches into a folder, named after the paper and the row."""
+    for result in reproduction.results:
+        title = f"{result.row.label} ({result.row.model} on {result.row.cluster})"
+        name = f"{reproduction.paper.name} {result.row.label}"
+        write_figure(folder, name, title, result.found, reproduction.effort.evaluations, result.bound_seconds)
 
 
 def reproduction_data(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
