@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from builders import refused
+from command_line import refused
 
 from placewise.experiments.recorded_searches import Found
 from placewise.experiments.search_figures import COLOURS, _looks, draw_figure, lines_of, write_figure
