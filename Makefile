@@ -1,4 +1,4 @@
-# Everything that a newcomer needs: `make demo` shows it, `make test` checks it, `make docs` explains it. All make .venv first.
+# For newcomers: `make demo` shows placewise at work, `make test` checks it, `make docs` builds its docs. All create .venv first.
 PYTHON ?= python3
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -16,7 +16,7 @@ demo: .venv/demo
 
 docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(RUN)mkdocs build --strict
-	@echo "The docs: file://$(CURDIR)/site/index.html ($(RUN)mkdocs serve has the search too)"
+	@echo "The docs: file://$(CURDIR)/site/index.html (search works only with $(RUN)mkdocs serve)"
 
 test: .venv/dev
 	@scripts/chromium

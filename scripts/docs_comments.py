@@ -1,4 +1,4 @@
-"""Shows the comment behind a field as the field's words, in the reference: our columns have their shapes there."""
+"""For the reference: uses the comment after a field as the field's description, where our arrays have their shapes."""
 
 import re
 from typing import Any
@@ -9,10 +9,10 @@ COMMENT = re.compile(r".*?  # (.+)")
 
 
 class FieldComments(Extension):
-    """Takes the comment on the first line of a class's attribute where that has no docstring."""
+    """Describes a class attribute without a docstring by the comment on its first line."""
 
     def on_attribute(self, *, attr: Attribute, **_: Any) -> None:
-        """Gives the attribute its comment."""
+        """Makes the comment the attribute's docstring."""
         is_field = attr.docstring is None and attr.parent is not None and attr.parent.is_class
         if is_field and (found := COMMENT.fullmatch(attr.source.partition("\n")[0])):
             attr.docstring = Docstring(found[1], lineno=attr.lineno, parent=attr)

@@ -1,4 +1,4 @@
-"""What the docs site gets while it is built: the command line's help, and lists where our pages have them."""
+"""Hooks for building the docs site: they insert the help of every command, and let a list follow a line of text."""
 
 import argparse
 import re
@@ -13,9 +13,9 @@ FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Returns a page's text, with every command's help where the page asks for it.
+    """Returns a page's text, with the help of every command in place of the marker.
 
-    A list may follow a line of text in our pages, as elsewhere; Python-Markdown wants an empty line between them.
+    In our pages a list may directly follow a line of text, as on GitHub; Python-Markdown needs an empty line between them.
     """
     parts = FENCED.split(markdown)
     text = "".join(part if part.startswith("```") else LIST_BEHIND_TEXT.sub(r"\1\n", part) for part in parts)
@@ -27,7 +27,7 @@ def _commands() -> str:
 
 
 def _parsers(parser: argparse.ArgumentParser, prefix: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yields the commands of a parser by name, each before its own ones."""
+    """Yields the commands of a parser by name, each before its subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, inner in action.choices.items():

@@ -1,4 +1,4 @@
-"""Brings README's figures up to date, what `place` prints and rows of results: `.venv/bin/python scripts/readme.py`."""
+"""Updates README: the output of `place` and the rows of results. Run it as `.venv/bin/python scripts/readme.py`."""
 
 import os
 import re
@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| ([\w.:=,-]+ on [\w+-]+) \|.*\n", re.MULTILINE)
 
 
 def printed(command: str) -> str:
-    """Returns what a command prints, as README shows it: wrapped and indented."""
+    """Returns the output of a command as README shows it: wrapped and indented."""
     environment = {**os.environ, "COLUMNS": str(WIDTH), "PYTHONIOENCODING": "utf-8"}
     whole = [sys.executable, "-m", "placewise", *command.split()]
     text = subprocess.run(whole, env=environment, capture_output=True, encoding="utf-8", check=True).stdout
@@ -25,7 +25,7 @@ def printed(command: str) -> str:
 
 
 def results(page: str) -> dict[str, dict[str, str]]:
-    """Returns the cells of every row 'MODEL on CLUSTER' of the page of results, by row and by column."""
+    """Returns the cells of every row 'MODEL on CLUSTER' of the results page, by row and by column."""
     found: dict[str, dict[str, str]] = {}
     header: list[str] = []
     for line in page.splitlines():
@@ -38,7 +38,7 @@ def results(page: str) -> dict[str, dict[str, str]]:
 
 
 def updated_rows(text: str, page: str) -> str:
-    """Returns the text with its rows of results as the page has them."""
+    """Returns the text with the rows of results of the page."""
     rows = results(page)
     return ROW.sub(lambda match: "| " + " | ".join(rows[match[1]][name] for name in COLUMNS) + " |\n", text)
 

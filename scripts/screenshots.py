@@ -1,4 +1,4 @@
-"""Makes the pictures of the page in docs/images: `.venv/bin/python scripts/screenshots.py` (Chromium must be there)."""
+"""Makes the pictures of the page in docs/images: `.venv/bin/python scripts/screenshots.py` (needs Chromium)."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ LONGEST = "placewise.state.plan.seconds.reduce((best, s, i, all) => (s > all[bes
 
 
 class Picture(NamedTuple):
-    """A page to make, and how to look at it."""
+    """A page to make, and the size of its screenshot."""
 
     name: str
     model: str
@@ -29,7 +29,7 @@ PICTURES = (
 
 
 def take(picture: Picture) -> None:
-    """Places the model, opens the page, shows the card of the longest op, and keeps the picture."""
+    """Places the model, opens the page, shows the card of the longest op, and saves the picture."""
     with tempfile.TemporaryDirectory() as folder, open_browser() as browser:
         path = Path(folder) / "page.html"
         command = ["place", picture.model, "--cluster", picture.cluster, "--budget", str(picture.evaluations), "--quiet"]

@@ -1,4 +1,4 @@
-"""The docs site builds, says nothing twice by hand, and asks nobody else for anything."""
+"""The docs site builds, agrees with the code, and loads nothing from other servers."""
 
 import importlib.util
 import os
@@ -68,7 +68,7 @@ def test_the_reference_has_docstrings_comments_and_every_command(site: Path) -> 
 
 @needs_mkdocs
 def test_a_list_behind_a_line_of_text_is_a_list(site: Path) -> None:
-    """`**Our choices**` and then `- ...`: without our hook it would be one paragraph with dashes in it."""
+    """`**Our choices**` followed by `- ...` would be one paragraph with dashes without our hook."""
     for page in site.rglob("*.html"):
         text = re.sub(r"<pre>.*?</pre>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert not re.search(r"<p>[^<]*(?:<[^p/][^>]*>[^<]*</[^>]*>)*\n- ", text), page
@@ -129,7 +129,7 @@ def test_the_step_of_the_guide_can_be_placed_and_run(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    """Where the site is not built, too: the pages are read in the repository as well."""
+    """Also without building the site: people read the pages in the repository."""
     for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 

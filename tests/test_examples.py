@@ -1,4 +1,4 @@
-"""Every script of examples/ runs as a newcomer runs it: by itself, in a process of its own, with warnings as errors."""
+"""Every script of examples/ runs in its own process, with warnings as errors."""
 
 import ast
 import importlib.util

@@ -1,4 +1,4 @@
-"""What README and docs promise."""
+"""README's examples run, and its links and names exist."""
 
 import re
 from pathlib import Path
