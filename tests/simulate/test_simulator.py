@@ -395,7 +395,7 @@ def test_any_whole_numbers_in_any_memory_layout() -> None:
         ([[0, 0, 0]], [[0, 1, 2, 2]], "name each of the 4 ops once"),
         ([[0, 0, 0]], [0, 1, 2, 3], "name each of the 4 ops once"),
         ([[0, 0, 0]], [[1, 0, 2, 3]], "launches ops[1] 'mm' before ops[0] 'relu'"),
-        ([[0, 0, 0]] * 3, [[0, 1, 2, 3]] * 2, "there are 2 orders for 3 placements"),
+        ([[0, 0, 0]] * 3, [[0, 1, 2, 3]] * 2, "expected 1 order or 3, one for each placement, got 2"),
         ([[0, 0, 0]], [[0, 1, 2, 3], [0, 1, 3, 2]], "launches ops[3] 'w.update' before ops[2] 'mm.backward'"),
     ],
 )

@@ -1,1 +1,1 @@
-"""What a placement costs: the meaning of a placement, exact and fast."""
+"""What a placement costs: the definition in plain Python, and the same compiled."""

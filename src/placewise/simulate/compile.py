@@ -1,4 +1,4 @@
-"""How kernels are compiled: three decorators around numba's njit."""
+"""Three decorators that compile kernels, around numba's njit."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,16 +11,16 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def borrowing(function: Function) -> Function:
-    """Compiles a kernel that makes no arrays: counting references to those that it is given would take half its time."""
+    """Compiles a kernel that makes no arrays: counting references to its arguments would take half its time."""
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
     compiled: Function = njit(**options)(function)
     return compiled
 
 
 def inner(function: Function) -> Function:
-    """Compiles a kernel that only kernels call and that makes no arrays.
+    """Compiles a kernel that makes no arrays and that only kernels call.
 
-    Without entries for Python, which would unpack every column of every table, compiling takes half the time.
+    Without an entry point for Python, which would unpack every array of every tuple, compiling takes half the time.
     """
     options: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
     options |= {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}

@@ -1,7 +1,7 @@
-"""The passes over a flat problem, compiled. No objects, no randomness; they release the GIL.
+"""The step's time and memory by one pass over the launch order, compiled. The kernels release the GIL.
 
-They compute what DESIGN.md calls the meaning of a placement. An *order* is the ops in launch order; a *position* is a place
-in it. A copied tensor on a device has the *place* `copied tensor * devices + device`.
+They compute what `reference` defines. An *order* is the ops in launch order, a *position* an index into it. A copied tensor
+on a device has the *place* `copied tensor * devices + device`.
 """
 
 from typing import Any, NamedTuple
@@ -10,39 +10,39 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import inner, kernel
-from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.flat_problem import FlatProblem, Int32s
 
-UNLAUNCHED = np.int32(2**31 - 1)  # when a copy is launched that is not
+UNLAUNCHED = np.int32(2**31 - 1)  # in `launch_at`: the copy was not launched
 
 
 class Workspace(NamedTuple):
-    """What a pass reads and writes: the state of the machine.
+    """What a pass reads and writes: the placement, and the state of the machine.
 
     A pass that begins at a position finds the state there: `ends` of the ops before it, `free`, `busy`, and the copies
-    with `launch_at` below it. Those that it launches itself get their position less the number of ops, which is below
-    every position.
+    whose `launch_at` is below it. For a copy that it launches itself, it writes position - number of ops into `launch_at`,
+    which is below every position.
     """
 
-    devices: Any  # [groups], the placement in few bytes
+    devices: Any  # [groups], the placement, as int16 to stay in the cache
     ends: Floats  # [ops]
-    launch_at: Small  # [places], the position at which a copy was launched, or UNLAUNCHED
+    launch_at: Int32s  # [places], the position at which a copy was launched, or UNLAUNCHED
     arrivals: Floats  # [places]
-    launched: Small  # [places], those of the copies that the pass launched, in order
-    free: Floats  # [devices], when each is done
-    busy: Floats  # [channels], when each is done
+    launched: Int32s  # [places], the first ones are those that the pass launched, in launch order
+    free: Floats  # [devices], when each is free again
+    busy: Floats  # [channels], when each is free again
 
 
 class MemoryWorkspace(NamedTuple):
-    """What the memory part of a pass writes on; `given` holds 0 and `crossing` -1 between passes."""
+    """Scratch memory for the part of a pass that counts bytes; between passes `given` is 0 and `crossing` is -1."""
 
-    places: Any  # [ops], the device of each launch
-    last_use: Small  # [storages], a position, or ~position where that is a copy to another device
-    copy_last_use: Small  # [places], a position
-    taken: Ints  # [ops], bytes that each launch takes on its device
-    given: Ints  # [ops], bytes that each launch gives back on its device
-    crossing: Small  # [ops], the last storage that a launch gives back on another device, or -1
-    next_crossing: Small  # [storages], the one before it, or -1
-    used: Ints  # [devices]
+    places: Any  # [ops], the device of the op at each position
+    last_use: Int32s  # [storages], a position, or ~position if that is the launch of a copy to another device
+    copy_last_use: Int32s  # [places], a position
+    taken: Ints  # [ops], bytes that the launch at each position takes on its device
+    given: Ints  # [ops], bytes that it gives back there
+    crossing: Int32s  # [ops], the last storage that it gives back on another device, or -1
+    next_crossing: Int32s  # [storages], the one before that, or -1
+    used: Ints  # [devices], bytes in use
 
 
 def new_workspace(flat: FlatProblem, num_groups: int) -> Workspace:
@@ -60,7 +60,7 @@ def new_workspace(flat: FlatProblem, num_groups: int) -> Workspace:
 
 
 def new_memory_workspace(flat: FlatProblem) -> MemoryWorkspace:
-    """Returns a workspace for the memory part."""
+    """Returns a workspace for passes that count bytes."""
     num_ops = len(flat.op_groups)
     return MemoryWorkspace(
         np.zeros(num_ops, np.int16),
@@ -75,7 +75,7 @@ def new_memory_workspace(flat: FlatProblem) -> MemoryWorkspace:
 
 
 class Cutoff(NamedTuple):
-    """When a pass may end early: as soon as an op ends more than `seconds` after its `latest` end."""
+    """Ends a pass early: as soon as an op ends more than `seconds` after its `latest` end."""
 
     latest: Floats  # [ops]
     seconds: float
@@ -103,10 +103,10 @@ def departure_time(end: float, nbytes: int, latency_seconds: float, bytes_per_se
 
 
 @kernel
-def simulate_order(flat: FlatProblem, order: Small, work: Workspace, memory: Any) -> tuple[float, int]:
+def simulate_order(flat: FlatProblem, order: Int32s, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
 
-    With a MemoryWorkspace it also notes who takes memory, and the last uses; with None, the time alone.
+    With a MemoryWorkspace it also notes what takes memory and the last uses; with None it computes the time alone.
     """
     work.free[:] = 0.0
     work.busy[:] = 0.0
@@ -115,13 +115,13 @@ def simulate_order(flat: FlatProblem, order: Small, work: Workspace, memory: Any
 
 @kernel
 def simulate_from(
-    flat: FlatProblem, order: Small, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
+    flat: FlatProblem, order: Int32s, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
 ) -> tuple[float, int]:
-    """Returns what `simulate_order` does for a pass that begins at a position, with the state that the workspace holds.
+    """Returns what `simulate_order` returns, for a pass that begins at position `first` with the workspace's state.
 
-    Snapshots, or None, get the states that it passes. With a Cutoff, or None, a pass that ends early has infinite seconds.
+    Snapshots, or None, get the states on the way. A Cutoff, or None, may end the pass early: its seconds are then infinite.
     """
-    # Arrays are taken out of their tuples first: inside of the loops that would count references.
+    # Arrays are taken out of their tuples first: inside the loops that would count references.
     num_devices, dispatch = flat.num_devices, flat.dispatch_seconds
     op_groups, op_seconds = flat.op_groups, flat.op_seconds
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
@@ -192,26 +192,24 @@ def simulate_from(
 
 @kernel
 def forget_copies(work: Workspace, num_copies: int) -> None:
-    """Makes the workspace ready for the next pass."""
+    """Makes the workspace ready for the next pass from the start."""
     for i in range(num_copies):
         work.launch_at[work.launched[i]] = UNLAUNCHED
 
 
 @kernel
 def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Floats) -> None:
-    """Keeps the state of the machine."""
+    """Saves the state of the machine."""
     snapshots.host[number] = host
     snapshots.free[number] = free
     snapshots.busy[number] = busy
 
 
 @kernel
-def peak_bytes(
-    flat: FlatProblem, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, timeline: Any
-) -> None:
-    """Writes the most bytes in use on each device into `peak` [devices], from what `simulate_order` noted.
+def peak_bytes(flat: FlatProblem, work: Workspace, memory: MemoryWorkspace, num_copies: int, peak: Ints, usage: Any) -> None:
+    """Writes the most bytes in use on each device into `peak` [devices], from what a pass noted.
 
-    `timeline` [ops, devices] gets the bytes in use at each launch, or is None.
+    `usage` [ops, devices], or None, gets the bytes in use at each launch.
     """
     num_devices, devices, used = flat.num_devices, work.devices, memory.used
     storage_bytes, storage_groups = flat.storage_bytes, flat.storage_groups
@@ -238,9 +236,9 @@ def peak_bytes(
         now = used[here] + taken[position]
         if now > peak[here]:
             peak[here] = now
-        if timeline is not None:
-            timeline[position] = used
-            timeline[position, here] = now
+        if usage is not None:
+            usage[position] = used
+            usage[position, here] = now
         used[here] = now - given[position]
         given[position] = 0
         storage = crossing[position]
@@ -252,11 +250,11 @@ def peak_bytes(
 
 @kernel
 def simulate_batch(
-    flat: FlatProblem, placements: Ints, orders: Small, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
+    flat: FlatProblem, placements: Ints, orders: Int32s, work: Workspace, memory: Any, step_seconds: Floats, peaks: Ints
 ) -> None:
     """Writes the step's seconds [batch] and peak bytes [batch, devices] of placements [batch, groups].
 
-    `orders` has one row for each placement, or one for all. Without a MemoryWorkspace, the peaks are left as they are.
+    `orders` has a row for each placement, or one for all. Without a MemoryWorkspace the peaks are left as they are.
     """
     for row in range(len(placements)):
         order = orders[row if len(orders) > 1 else 0]

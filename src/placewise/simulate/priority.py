@@ -1,9 +1,9 @@
 """The priority order: the order in which an event-driven list schedule of a placement starts the ops.
 
-A copy starts as soon as its tensor is made and its channel is free; channels serve tensors in the order in which they are
-made, ties by the device that makes them and then by number, and the copies of one tensor by their first readers. A free
-device takes, of the ops whose inputs have arrived, the one with the longest remaining path, copies counted; ties go to the
-lowest index. Devices that start ops at one moment do so in their order.
+A copy starts as soon as its tensor is made and its channel is free. A channel serves tensors in the order in which they are
+made (ties go to the lower device, then to the lower tensor), and copies of one tensor in the order of their first readers. A
+free device starts, of the ops whose inputs have arrived, the one with the longest remaining path, copies included; ties go
+to the lowest index. Devices that start ops at the same moment do so in their order.
 """
 
 from typing import Any, NamedTuple
@@ -13,29 +13,29 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import borrowing, kernel
 from placewise.simulate.dependencies import Dependencies
-from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.flat_problem import FlatProblem, Int32s
 from placewise.simulate.kernels import Workspace, arrival_time, forget_copies, peak_bytes, simulate_order
 
-NEVER = -1.0  # the arrival of a copy that was not launched
+NEVER = -1.0  # the arrival of a copy that has not been launched
 
 
 class PriorityWorkspace(NamedTuple):
-    """What a list schedule writes on; `arrivals` holds NEVER between schedules."""
+    """Scratch memory of a list schedule; between schedules all `arrivals` are NEVER."""
 
-    order: Small  # [ops], the result
+    order: Int32s  # [ops], the result
     path: Floats  # [ops], the longest remaining path
     arrived: Floats  # [ops], when the last input arrived
-    pending: Small  # [ops]
+    pending: Int32s  # [ops], how many values and ops each op still waits for
     arrivals: Floats  # [values * devices]
-    launched: Small  # [values * devices]
-    ready: Small  # [ops], a heap for each device, by path
-    later: Small  # [ops], a heap for each device, by arrival
-    heap_starts: Small  # [devices + 1]
-    num_ready: Small  # [devices]
-    num_later: Small  # [devices]
-    running: Small  # [devices], an op or -1
-    run_end: Floats  # [devices]
-    busy: Floats  # [channels]
+    launched: Int32s  # [values * devices], the first ones are the copies that were launched
+    ready: Int32s  # [ops], a heap for each device, by path: ops whose inputs have arrived
+    later: Int32s  # [ops], a heap for each device, by arrival: ops whose inputs are on the way
+    heap_starts: Int32s  # [devices + 1], where each device's heaps begin
+    num_ready: Int32s  # [devices]
+    num_later: Int32s  # [devices]
+    running: Int32s  # [devices], an op or -1
+    run_end: Floats  # [devices], when that op ends
+    busy: Floats  # [channels], when each is free again
 
 
 def new_priority_workspace(flat: FlatProblem, waits: Dependencies) -> PriorityWorkspace:
@@ -62,7 +62,7 @@ def new_priority_workspace(flat: FlatProblem, waits: Dependencies) -> PriorityWo
 
 @borrowing
 def remaining_paths(flat: FlatProblem, waits: Dependencies, devices: Any, path: Floats) -> None:
-    """Writes the longest path from each op's start to the end of the step, copies counted: [ops]."""
+    """Writes the longest path from each op's start to the end of the step, copies included: [ops]."""
     num_devices, op_groups, op_seconds = flat.num_devices, flat.op_groups, flat.op_seconds
     latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
     input_ends, input_values, input_makers = waits.input_ends, waits.input_values, waits.input_makers
@@ -94,8 +94,8 @@ def _is_before(keys: Floats, a: int, b: int) -> bool:
 
 
 @borrowing
-def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
-    """Adds an op to the heap of `count` ops that begins at `first`, smallest key on top."""
+def _push(heap: Int32s, first: int, count: int, keys: Floats, op: int) -> None:
+    """Adds an op to the heap of `count` ops that begins at `first`; the smallest key is on top."""
     i = count
     while i > 0:
         parent = (i - 1) >> 1
@@ -108,8 +108,8 @@ def _push(heap: Small, first: int, count: int, keys: Floats, op: int) -> None:
 
 
 @borrowing
-def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
-    """Takes the op with the smallest key off a heap of `count` ops."""
+def _pop(heap: Int32s, first: int, count: int, keys: Floats) -> int:
+    """Removes the op with the smallest key from a heap of `count` ops, and returns it."""
     top: int = heap[first]
     last = heap[first + count - 1]
     i, size = 0, count - 1
@@ -129,10 +129,10 @@ def _pop(heap: Small, first: int, count: int, keys: Floats) -> int:
 
 @borrowing
 def _queue(
-    n: int, here: int, now: float, arrived: Floats, urgency: Floats, heap_starts: Small,
-    ready: Small, num_ready: Small, later: Small, num_later: Small,
+    n: int, here: int, now: float, arrived: Floats, urgency: Floats, heap_starts: Int32s,
+    ready: Int32s, num_ready: Int32s, later: Int32s, num_later: Int32s,
 ) -> None:  # fmt: skip
-    """Puts an op that waits for nothing more into the heap of those that can start, or of those that can start later."""
+    """Puts an op that waits for no other op into the heap of ops that can start now, or of those that can start later."""
     if arrived[n] <= now:
         _push(ready, heap_starts[here], num_ready[here], urgency, n)
         num_ready[here] += 1
@@ -159,7 +159,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
     remaining_paths(flat, waits, devices, urgency)
     heap_starts[:] = 0
     for n in range(num_ops):
-        urgency[n] = -urgency[n]  # the longest path on top of a heap
+        urgency[n] = -urgency[n]  # so that the longest path is on top of a heap
         arrived[n] = 0.0
         pending[n] = waits.pending[n]
         heap_starts[devices[op_groups[n]] + 1] += 1
@@ -174,7 +174,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
 
     now, started, num_copies, num_values, finished = 0.0, 0, 0, len(residents), -1
     while True:
-        # 1. Values that are made now go to their readers: first the resident ones, then those of each op that ends.
+        # 1. New values go to their readers: at first the resident ones, then those of each op that ends.
         for entry in range(num_values):
             value = residents[entry] if finished < 0 else outputs[output_ends[finished] + entry]
             there = devices[value_groups[value]]
@@ -203,7 +203,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                 if pending[n] == 0:
                     here = devices[op_groups[n]]
                     _queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
-        # 2. Another op that ends at this moment is first.
+        # 2. If another op ends at this moment, its values come next.
         finished, num_values = -1, 0
         for device in range(num_devices):
             if running[device] >= 0 and run_end[device] <= now:
@@ -213,7 +213,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                 break
         if finished >= 0:
             continue
-        # 3. Free devices start the most urgent op, and time goes on to the next end or arrival.
+        # 3. Every free device starts its most urgent op, and time moves to the next end or arrival.
         upcoming = np.inf
         for device in range(num_devices):
             if running[device] < 0:
@@ -243,13 +243,13 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
 
 @kernel
 def simulate_priority_batch(
-    flat: FlatProblem, waits: Dependencies, placements: Ints, program: Small, work: Workspace, memory: Any,
+    flat: FlatProblem, waits: Dependencies, placements: Ints, program: Int32s, work: Workspace, memory: Any,
     schedule: PriorityWorkspace, step_seconds: Floats, peaks: Ints, orders: Any,
 ) -> None:  # fmt: skip
     """Writes the step's seconds and peak bytes of placements, each in its priority order or, if better, in program order.
 
-    Better is what fits, then what is faster; ties go to the program order. `orders` [batch, ops] gets the order that
-    counts, or is None.
+    An order that fits is better than one that does not, then the faster one is better; ties go to the program order.
+    `orders` [batch, ops], or None, gets the better order.
     """
     other_peak = np.zeros(flat.num_devices, np.int64)
     for row in range(len(placements)):

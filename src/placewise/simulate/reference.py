@@ -1,6 +1,6 @@
-"""The meaning of a placement in the plainest Python there is: slow, obvious, and what the kernels are tested against.
+"""What a placement means, in the plainest Python: slow, obvious, and what the kernels are tested against.
 
-It works on plain data, as the files say it: a graph, a cluster, and a device's name for each group.
+It works on plain data as the files have it: a graph, a cluster, and a device name for each group.
 """
 
 from typing import Any
@@ -17,26 +17,26 @@ def size(text: int | str) -> int:
 
 
 def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
-    """Returns {(source, destination): (seconds of latency, bytes per second, channel)}, by device name."""
+    """Returns {(source, target): (latency in seconds, bytes per second, channel)}, by device name."""
     names = [d["name"] for d in cluster["devices"]]
-    table = {}
+    found = {}
     if default := cluster.get("default_link"):
         for a in names:
             for b in names:
                 if a != b:
-                    table[a, b] = (
+                    found[a, b] = (
                         default["latency_seconds"],
                         default["bytes_per_second"],
                         default.get("channel", f"{a}->{b}"),
                     )
     for link in cluster.get("links", []):
         for a, b in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
-            table[a, b] = (link["latency_seconds"], link["bytes_per_second"], link.get("channel", f"{a}->{b}"))
-    return table
+            found[a, b] = (link["latency_seconds"], link["bytes_per_second"], link.get("channel", f"{a}->{b}"))
+    return found
 
 
 def seconds_on(op: Any, device: Any) -> float:
-    """Returns how long an op runs on a device: a given time (by device name, then by kind), else the roofline."""
+    """Returns how long an op runs on a device: a given time (by the device's name, then its kind), else the roofline."""
     given: dict[str, float] = op.get("seconds", {})
     for key in (device["name"], device["kind"]):
         if key in given:
@@ -47,17 +47,17 @@ def seconds_on(op: Any, device: Any) -> float:
 
 
 def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None = None) -> dict[str, Any]:
-    """Returns the step that this placement (a device name for each group) makes, ops launched in `order`."""
+    """Returns the step of a placement (a device name for each group) whose ops are launched in `order`."""
     ops, tensors = graph["ops"], graph["tensors"]
     devices = {d["name"]: d for d in cluster["devices"]}
-    table, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
+    link_of, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
     order = list(range(len(ops))) if order is None else order
     device_of: list[str] = [placement[op["group"]] for op in ops]
     producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
     first_reader = {t: n for n in reversed(range(len(ops))) for t in ops[n]["reads"]}
 
     def home(t: int) -> str:
-        """Returns the device where a tensor comes into being: its producer's, or a resident tensor's home."""
+        """Returns the device that a tensor is on first: its producer's, or a resident tensor's home."""
         if t in producer:
             return device_of[producer[t]]
         if "home" in tensors[t]:
@@ -65,7 +65,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
         return device_of[first_reader[t]] if t in first_reader else str(cluster["devices"][0]["name"])
 
     def storage(t: int) -> int:
-        """Returns the tensor whose memory this one shares (itself when it has its own)."""
+        """Returns the tensor whose memory this one shares (itself if it has its own)."""
         while "alias_of" in tensors[t]:
             t = tensors[t]["alias_of"]
         return t
@@ -82,7 +82,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
         for t in ops[n]["reads"]:
             if (t, here) not in ready:
                 there = home(t)
-                latency, bandwidth, channel = table[there, here]
+                latency, bandwidth, channel = link_of[there, here]
                 host += dispatch
                 begin = max(host, ready[t, there], channel_free.get(channel, 0.0))
                 ready[t, here] = channel_free[channel] = begin + latency + tensors[t]["nbytes"] / bandwidth

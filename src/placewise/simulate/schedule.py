@@ -1,4 +1,4 @@
-"""The whole timeline of one placement, and why it is as long as it is."""
+"""The schedule of one placement: its timeline, and why the step takes as long as it does."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,7 @@ from placewise.simulate.timeline import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKE
 
 
 class Leg(NamedTuple):
-    """One piece of the critical path: an op or a copy that ran, or the host that had to launch it first."""
+    """A leg of the critical path: an op, a copy, or the host that launches what comes before the next leg."""
 
     kind: Literal["op", "copy", "host"]
     number: int  # the op, the copy, or -1
@@ -22,13 +22,13 @@ class Leg(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What a placement makes of a problem, launched in an order."""
+    """How a placement of a problem runs when its ops are launched in an order."""
 
     problem: Problem
     placement: Ints  # [groups]
     order: Ints  # [ops]
     timeline: Timeline
-    copied_tensors: Ints  # the graph's tensor for each number of a copied tensor
+    copied_tensors: Ints  # [copied tensors], the graph's tensor for each number in the timeline
     memory: Ints  # [ops, devices], bytes in use at each launch
     peak_bytes: Ints  # [devices]
 
@@ -39,7 +39,7 @@ class Schedule:
 
     @property
     def fits(self) -> bool:
-        """Whether no device needs more memory than it has."""
+        """Whether every device has enough memory."""
         return bool((self.peak_bytes <= self.problem.cluster.memory_bytes).all())
 
     @cached_property
@@ -54,7 +54,7 @@ class Schedule:
 
     @cached_property
     def waiting_seconds(self) -> Floats:
-        """How long each op's device stood still before it: [ops]."""
+        """How long each op's device was idle before it: [ops]."""
         waiting = np.array(self.timeline.start)
         for device in range(self.problem.num_devices):
             ops = self.order[self.devices[self.order] == device]
@@ -69,40 +69,40 @@ class Schedule:
 
     @property
     def idle_seconds(self) -> Floats:
-        """How long each device stands still during the step: [devices]."""
+        """How long each device is idle during the step: [devices]."""
         return self.step_seconds - self.busy_seconds
 
     @cached_property
     def copy_seconds(self) -> Floats:
-        """How long copies from one device to another are under way, added up: [devices, devices]."""
+        """The total time of all copies from one device to another: [devices, devices]."""
         t = self.timeline
         total = np.zeros((self.problem.num_devices, self.problem.num_devices))
         np.add.at(total, (t.copy_source, t.copy_target), t.copy_end - t.copy_start)
         return total
 
     def wait(self, op: int) -> tuple[str, int]:
-        """Returns what an op waited for last: a word of WAITS, and the op or the copy that it was, or -1."""
+        """Returns what an op waited for last: a word of WAITS, and the number of that op or copy, or -1."""
         return WAITS[self.timeline.wait[op]], int(self.timeline.wait_for[op])
 
     @cached_property
     def critical_path(self) -> tuple[Leg, ...]:
-        """The chain of ops, copies and launches that makes the step as long as it is, first to last."""
+        """The chain of ops, copies and launches that makes the step as long as it is, in order of time."""
         t = self.timeline
         if not len(t.end):
             return ()
-        links = [self._op(int(t.end.argmax()))]
+        legs = [self._op(int(t.end.argmax()))]
         while True:
-            link = links[-1]
-            waits, waits_for = (t.wait, t.wait_for) if link.kind == "op" else (t.copy_wait, t.copy_wait_for)
-            why, what = int(waits[link.number]), int(waits_for[link.number])
+            leg = legs[-1]
+            waits, waits_for = (t.wait, t.wait_for) if leg.kind == "op" else (t.copy_wait, t.copy_wait_for)
+            why, what = int(waits[leg.number]), int(waits_for[leg.number])
             if why in (DEVICE, AFTER, MAKER):
-                links.append(self._op(what))
+                legs.append(self._op(what))
             elif why in (COPY, CHANNEL):
-                links.append(self._copy(what))
+                legs.append(self._copy(what))
             else:
                 if why == HOST:
-                    links.append(Leg("host", -1, 0.0, link.start))
-                return tuple(reversed(links))
+                    legs.append(Leg("host", -1, 0.0, leg.start))
+                return tuple(reversed(legs))
 
     def _op(self, n: int) -> Leg:
         return Leg("op", n, float(self.timeline.start[n]), float(self.timeline.end[n]))

@@ -1,4 +1,4 @@
-"""Judges placements by simulating them: an Evaluator."""
+"""An evaluator that simulates placements."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
 from placewise.simulate import kernels, priority
 from placewise.simulate.dependencies import Dependencies, build_dependencies
-from placewise.simulate.flat_problem import FlatProblem, Small, copied_tensors, flatten
+from placewise.simulate.flat_problem import FlatProblem, Int32s, copied_tensors, flatten
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.timeline import record_timeline
 
@@ -23,19 +23,19 @@ ORDERS = ("priority", "program")
 
 
 class Simulation(NamedTuple):
-    """What a batch of placements makes."""
+    """What simulating a batch of placements gives."""
 
     step_seconds: Floats  # [batch]
     peak_bytes: Ints  # [batch, devices]
-    orders: Small | None  # [batch, ops], the orders that count, where they were asked for
+    orders: Int32s | None  # [batch, ops], the order of each placement, if they were asked for
 
 
 @dataclass(frozen=True, eq=False)
 class Simulator:
-    """Simulates placements of one problem, on all cores; results do not depend on the number of threads.
+    """Simulates placements of one problem on all cores; the results do not depend on the number of threads.
 
-    `order` is the launch order where a call does not give one: "program" as captured, or "priority" (the default) as a
-    list schedule of the placement starts the ops; where the program order is better, that one counts.
+    `order` is the launch order if a call does not give one: "program", as captured, or "priority" (the default), in which
+    a list schedule of the placement starts the ops, unless the program order is better.
     """
 
     problem: Problem
@@ -50,19 +50,19 @@ class Simulator:
             raise ProblemError(f"threads must be at least 1, it is {self.threads}")
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
-        """Returns the evaluation of a batch; a placement that does not fit costs `failing_seconds` and more."""
+        """Returns the evaluation of a batch; a placement that does not fit costs more than `failing_seconds`."""
         seconds, peaks, _ = self.simulate(placements, orders)
         return self.evaluation(seconds, peaks)
 
     def evaluation(self, seconds: Floats, peaks: Ints) -> Evaluation:
-        """Returns what times [batch] and peak bytes [batch, devices] are worth."""
+        """Returns the evaluation of placements with these times [batch] and peak bytes [batch, devices]."""
         overflow = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
         total = float(self.problem.cluster.memory_bytes.sum())
         cost = np.where(overflow > 0, self.failing_seconds * (1.0 + overflow / max(total, 1.0)), seconds)
         return Evaluation(cost, seconds, overflow)
 
     def simulate(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Simulation:
-        """Returns step time and peak memory of placements [batch, groups], in given orders [batch, ops] or in its own."""
+        """Returns step time and peak memory of placements [batch, groups] in these orders [batch, ops], or in its own."""
         placements = np.ascontiguousarray(self.problem.check_placements(placements))
         batch = len(placements)
         seconds, peaks = np.zeros(batch), np.zeros((batch, self.problem.num_devices), np.int64)
@@ -71,7 +71,7 @@ class Simulator:
             for order in (orders := np.asarray(orders)):
                 self.problem.check_order(order)
             if len(orders) not in (1, batch):
-                raise ProblemError(f"there are {len(orders)} orders for {batch} placements")
+                raise ProblemError(f"expected 1 order or {batch}, one for each placement, got {len(orders)}")
         given = None if orders is None else np.ascontiguousarray(orders, np.int32)
 
         def part(first: int, last: int) -> None:
@@ -83,7 +83,7 @@ class Simulator:
         return Simulation(seconds, peaks, kept)
 
     def schedule(self, placement: Ints, order: Ints | None = None) -> Schedule:
-        """Returns the whole timeline of one placement [groups], in a given order [ops] or in the one that counts."""
+        """Returns the schedule of one placement [groups] in this order [ops], or in its own."""
         placement = self.problem.check_placements(np.asarray(placement)[None])[0]
         launch = self.order_of(placement) if order is None else self.problem.check_order(order).astype(np.int32)
         workspace = self._workspace()
@@ -95,23 +95,23 @@ class Simulator:
         tensors = copied_tensors(self.problem)
         return Schedule(self.problem, placement, launch.astype(np.int64), timeline, tensors, usage, peak)
 
-    def order_of(self, placement: Ints) -> Small:
-        """Returns the order that counts for a placement [groups]: [ops]."""
+    def order_of(self, placement: Ints) -> Int32s:
+        """Returns the launch order of a placement [groups]: [ops]."""
         if self.order == "program":
             return self._program
-        measured = self.simulate(np.asarray(placement)[None], keep_orders=True)
-        assert measured.orders is not None
-        order: Small = measured.orders[0]
+        found = self.simulate(np.asarray(placement)[None], keep_orders=True)
+        assert found.orders is not None
+        order: Int32s = found.orders[0]
         return order
 
     @cached_property
     def flat(self) -> FlatProblem:
-        """The problem as the kernels walk over it."""
+        """The problem as flat arrays."""
         return flatten(self.problem)
 
     @cached_property
     def failing_seconds(self) -> float:
-        """What a placement costs that just does not fit: all ops one after the other, each on its slowest device."""
+        """What a placement that does not fit costs at least: all ops one after the other, each on its slowest device."""
         return float(self.problem.op_seconds.max(axis=1, initial=0.0).sum())
 
     @cached_property
@@ -119,14 +119,14 @@ class Simulator:
         return build_dependencies(self.problem)
 
     @cached_property
-    def _program(self) -> Small:
+    def _program(self) -> Int32s:
         return np.arange(self.problem.num_ops, dtype=np.int32)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, thread_name_prefix="simulate")
 
-    def _run(self, placements: Ints, orders: Small | None, seconds: Floats, peaks: Ints, kept: Small | None) -> None:
+    def _run(self, placements: Ints, orders: Int32s | None, seconds: Floats, peaks: Ints, kept: Int32s | None) -> None:
         """Simulates some rows on this thread, into the given arrays."""
         workspace = self._workspace()
         if orders is None and self.order == "priority":
@@ -142,12 +142,12 @@ class Simulator:
         self._idle.append(workspace)
 
     def _in_parts(self, batch: int, part: Callable[[int, int], None]) -> None:
-        """Calls `part` for all rows, cut into one piece for each thread."""
+        """Calls `part` for all rows, cut into a piece for each thread."""
         if self.threads == 1 or batch == 1:
             part(0, batch)
             return
         bounds = np.linspace(0, batch, min(self.threads, batch) + 1).astype(int).tolist()
-        self.flat, self._dependencies  # noqa: B018  made once, not by every thread
+        self.flat, self._dependencies  # noqa: B018  made here once, not by every thread
         list(self._pool.map(part, bounds[:-1], bounds[1:]))
 
     def _workspace(self) -> "_Workspaces":
@@ -162,6 +162,8 @@ class Simulator:
 
 
 class _Workspaces(NamedTuple):
+    """What one thread works on."""
+
     times: kernels.Workspace
     memory: kernels.MemoryWorkspace
     priority: priority.PriorityWorkspace

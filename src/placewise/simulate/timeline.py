@@ -1,4 +1,4 @@
-"""One pass that keeps everything: when each op and copy ran, and what it waited for."""
+"""One pass that records everything: when each op and copy runs, and what it waits for."""
 
 from typing import NamedTuple
 
@@ -6,54 +6,54 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import kernel
-from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.flat_problem import FlatProblem, Int32s
 from placewise.simulate.kernels import MemoryWorkspace, Workspace, arrival_time, forget_copies, peak_bytes, simulate_order
 
 NOTHING, HOST, DEVICE, COPY, AFTER, MAKER, CHANNEL = range(7)  # what an op or a copy waited for last
-
 WAITS = ("nothing", "host", "device", "copy", "after", "maker", "channel")
 
 
 class Timeline(NamedTuple):
-    """When every op and every copy ran, and what it waited for last; copies in launch order.
+    """When every op and every copy runs, and what it waits for last; copies are in launch order.
 
-    An op waits for nothing, the host's launch, its device (the op before it there), a copy, or an op that it must stay
-    behind; a copy for nothing, the host, the op that makes its tensor, or its channel (the copy before it there).
+    An op waits for nothing, for the host to launch it, for its device (the op before it there), for a copy, or for an op
+    that it must come after. A copy waits for nothing, the host, the op that makes its tensor, or its channel (the copy
+    before it there).
     """
 
     start: Floats  # [ops]
     end: Floats  # [ops]
-    wait: Small  # [ops], index into WAITS
-    wait_for: Small  # [ops], the op or the copy, or -1
-    copy_tensor: Small  # [copies], number of the copied tensor
-    copy_source: Small  # [copies], device
-    copy_target: Small  # [copies], device
-    copy_reader: Small  # [copies], the op that it was launched for
+    wait: Int32s  # [ops], index into WAITS
+    wait_for: Int32s  # [ops], the op or the copy, or -1
+    copy_tensor: Int32s  # [copies], the number of the copied tensor
+    copy_source: Int32s  # [copies], device
+    copy_target: Int32s  # [copies], device
+    copy_reader: Int32s  # [copies], the op that each was launched for
     copy_start: Floats  # [copies]
     copy_end: Floats  # [copies]
-    copy_wait: Small  # [copies], index into WAITS
-    copy_wait_for: Small  # [copies], the op or the copy, or -1
+    copy_wait: Int32s  # [copies], index into WAITS
+    copy_wait_for: Int32s  # [copies], the op or the copy, or -1
 
 
 @kernel
 def record_timeline(
-    flat: FlatProblem, order: Small, work: Workspace, memory: MemoryWorkspace, peak: Ints, usage: Ints
+    flat: FlatProblem, order: Int32s, work: Workspace, memory: MemoryWorkspace, peak: Ints, usage: Ints
 ) -> Timeline:
     """Returns the timeline of the placement in `work.devices`, and writes the memory in use.
 
-    `peak` [devices] gets the most bytes in use, `usage` [ops, devices] the bytes in use at each launch.
+    `peak` [devices] gets the most bytes in use, `usage` [ops, devices] those in use at each launch.
     """
     _, num_copies = simulate_order(flat, order, work, memory)
     peak_bytes(flat, work, memory, num_copies, peak, usage)
     forget_copies(work, num_copies)
-    return timeline_of(flat, order, work)
+    return _timeline(flat, order, work)
 
 
 @kernel
-def timeline_of(flat: FlatProblem, order: Small, work: Workspace) -> Timeline:
-    """Returns the timeline of the placement in `work.devices`; the same arithmetic as `simulate_order`.
+def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
+    """Returns the timeline of the placement in `work.devices`, by the same arithmetic as `simulate_order`.
 
-    Where several things end at the same moment, the device counts first, then the input that is read first.
+    If an op waits for several things that end at the same moment, the device comes first, then the first input.
     """
     num_ops, num_devices, dispatch = len(order), flat.num_devices, flat.dispatch_seconds
     devices, free, busy = work.devices, work.free, work.busy

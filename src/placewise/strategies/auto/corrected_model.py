@@ -8,7 +8,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.problem import Problem
-from placewise.simulate.flat_problem import Small
+from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.walkers import Stand
 
@@ -25,7 +25,7 @@ class CorrectedModel(NamedTuple):
     """A placement that was measured."""
 
     placement: Ints  # [groups]
-    order: Small  # [ops]
+    order: Int32s  # [ops]
     seconds: float
 
 

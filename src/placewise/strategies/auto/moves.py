@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.problem import Problem
 from placewise.simulate.compile import borrowing
-from placewise.simulate.flat_problem import Small, tensor_groups, unique_reads
+from placewise.simulate.flat_problem import Int32s, tensor_groups, unique_reads
 
 GROUP, SWAP, NEIGHBOUR, CHAIN, STRETCH, BLOCK, HASTEN, DELAY = range(8)
 
@@ -24,39 +24,39 @@ Randomness = NDArray[np.uint64]  # [1], the state of a xorshift generator
 class Moves(NamedTuple):
     """What moves are drawn from."""
 
-    movable: Small  # groups that have a choice
-    choice_ends: Small  # [groups + 1]
-    choices: Small  # the devices that each group can run on
+    movable: Int32s  # groups that have a choice
+    choice_ends: Int32s  # [groups + 1]
+    choices: Int32s  # the devices that each group can run on
     allowed: NDArray[np.bool_]  # [groups, devices]
-    neighbour_ends: Small  # [groups + 1]
-    neighbours: Small  # groups that exchange a tensor with each group
-    block_ends: Small  # [blocks + 1]
-    blocks: Small  # groups
-    member_ends: Small  # [groups + 1]
-    members: Small  # the blocks that each group is in
-    op_ends: Small  # [groups + 1]
-    ops: Small  # of each group
-    touch_ends: Small  # [groups + 1]
-    touching: Small  # the ops that a change to each group can touch: its own, and those that read its tensors
-    before_ends: Small  # [ops + 1]
-    before: Small  # the ops that must be launched before each op
-    behind_ends: Small  # [ops + 1]
-    behind: Small  # the ops that must be launched behind each op
+    neighbour_ends: Int32s  # [groups + 1]
+    neighbours: Int32s  # groups that exchange a tensor with each group
+    block_ends: Int32s  # [blocks + 1]
+    blocks: Int32s  # groups
+    member_ends: Int32s  # [groups + 1]
+    members: Int32s  # the blocks that each group is in
+    op_ends: Int32s  # [groups + 1]
+    ops: Int32s  # of each group
+    touch_ends: Int32s  # [groups + 1]
+    touching: Int32s  # the ops that a change to each group can touch: its own, and those that read its tensors
+    before_ends: Int32s  # [ops + 1]
+    before: Int32s  # the ops that must be launched before each op
+    behind_ends: Int32s  # [ops + 1]
+    behind: Int32s  # the ops that must be launched behind each op
 
 
 class Picked(NamedTuple):
     """A move that was drawn, and what it replaces."""
 
-    groups: Small  # [groups], the first `count` of them
-    devices: Small  # [groups], where they were
-    targets: Small  # [groups], where they go
+    groups: Int32s  # [groups], the first `count` of them
+    devices: Int32s  # [groups], where they were
+    targets: Int32s  # [groups], where they go
     seen: Ints  # [groups], the last move that had it
 
 
 class Undone(NamedTuple):
     """A window of the launch order as it was."""
 
-    order: Small  # [ops]
+    order: Int32s  # [ops]
     seen: Ints  # [ops], the last reordering that had it
 
 
@@ -147,7 +147,7 @@ def draw_kind(weights: Ints, random: Randomness) -> int:
 
 
 @borrowing
-def first_position(moves: Moves, positions: Small, group: int) -> int:
+def first_position(moves: Moves, positions: Int32s, group: int) -> int:
     """Returns the place in the launch order of the first op that a change to a group can touch."""
     first = len(positions)
     for i in range(moves.touch_ends[group], moves.touch_ends[group + 1]):
@@ -156,7 +156,7 @@ def first_position(moves: Moves, positions: Small, group: int) -> int:
 
 
 @borrowing
-def draw_op(order: Small, random: Randomness, latest: Floats, ends: Floats, focus: float) -> Any:
+def draw_op(order: Int32s, random: Randomness, latest: Floats, ends: Floats, focus: float) -> Any:
     """Returns a position; a share `focus` of them are of the op with the least slack among eight."""
     position = below(random, len(order))
     if unit(random) <= focus:
@@ -169,7 +169,7 @@ def draw_op(order: Small, random: Randomness, latest: Floats, ends: Floats, focu
 
 @borrowing
 def reorder(
-    moves: Moves, order: Small, positions: Small, first: int, last: int, hastens: bool, undone: Undone, stamp: int
+    moves: Moves, order: Int32s, positions: Int32s, first: int, last: int, hastens: bool, undone: Undone, stamp: int
 ) -> bool:
     """Reorders a window of the launch order; returns whether that changes it. `undone` gets the window as it was.
 
@@ -210,7 +210,7 @@ def reorder(
 
 
 @borrowing
-def put_back(order: Small, positions: Small, first: int, last: int, undone: Undone) -> None:
+def put_back(order: Int32s, positions: Int32s, first: int, last: int, undone: Undone) -> None:
     """Makes the window of the launch order what it was."""
     for position in range(first, last + 1):
         n = undone.order[position - first]
@@ -220,7 +220,7 @@ def put_back(order: Small, positions: Small, first: int, last: int, undone: Undo
 
 @borrowing
 def draw_move(
-    moves: Moves, op_groups: Small, order: Small, devices: NDArray[np.int16], random: Randomness,
+    moves: Moves, op_groups: Int32s, order: Int32s, devices: NDArray[np.int16], random: Randomness,
     latest: Floats, ends: Floats, focus: float, kind: int, longest: int, picked: Picked, stamp: int,
 ) -> int:  # fmt: skip
     """Draws a move of a kind into `picked`; returns how many groups it has.

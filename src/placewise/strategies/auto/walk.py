@@ -6,7 +6,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import borrowing, kernel
-from placewise.simulate.flat_problem import FlatProblem, Small
+from placewise.simulate.flat_problem import FlatProblem, Int32s
 from placewise.simulate.kernels import (
     UNLAUNCHED,
     Cutoff,
@@ -46,9 +46,9 @@ class Trail(NamedTuple):
     """The times of the placement that a walk is at."""
 
     ends: Floats  # [ops]
-    launch_at: Small  # [places]
+    launch_at: Int32s  # [places]
     arrivals: Floats  # [places]
-    launched: Small  # [places], in launch order
+    launched: Int32s  # [places], in launch order
     num_launched: Ints  # [1], of `launched`
     restored: Ints  # [1], ends in the workspace are right before this position
     latest: Floats  # [ops]
@@ -59,8 +59,8 @@ class Trail(NamedTuple):
 class Walker(NamedTuple):
     """What a walk works on. Between trials `work` is as the trail says, but for ends behind the last trial's start."""
 
-    order: Small  # [ops]
-    positions: Small  # [ops], each op's place in the order
+    order: Int32s  # [ops]
+    positions: Int32s  # [ops], each op's place in the order
     work: Workspace
     snapshots: Snapshots  # of the trail
     trial: Snapshots
@@ -72,7 +72,7 @@ class Walker(NamedTuple):
     memory: MemoryWorkspace
     peak: Ints  # [devices]
     best: Any  # [groups], the best placement of the walk
-    best_order: Small  # [ops]
+    best_order: Int32s  # [ops]
 
 
 class Pace(NamedTuple):
@@ -213,7 +213,7 @@ def _keep(walker: Walker) -> None:
 
 
 @borrowing
-def _move(moves: Moves, op_groups: Small, walker: Walker, pace: Pace, kind: int, number: int) -> tuple[int, int, int]:
+def _move(moves: Moves, op_groups: Int32s, walker: Walker, pace: Pace, kind: int, number: int) -> tuple[int, int, int]:
     """Makes a drawn move; returns the count of its groups and the first position that it touches.
 
     Without groups it has reordered the window from there to the third number. Nothing was done if the first position is
@@ -299,7 +299,7 @@ def _adopt(walker: Walker, start: int, num_copies: int) -> None:
 
 
 @borrowing
-def _find_latest(flat: FlatProblem, order: Small, devices: Any, seconds: float, trail: Trail) -> None:
+def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float, trail: Trail) -> None:
     """Writes when each op must have ended so that the step takes no longer, all queues as they are."""
     num_devices, op_groups, op_seconds, channels = flat.num_devices, flat.op_groups, flat.op_seconds, flat.channels
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies

@@ -9,7 +9,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import PHASES
 from placewise.core.labels import renumber
 from placewise.core.problem import Problem
-from placewise.simulate.flat_problem import Small
+from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.moves import build_moves
 from placewise.strategies.auto.walk import Pace, new_walker, walk
@@ -30,10 +30,10 @@ class Stand(NamedTuple):
     overflow_bytes: int
     fullness: float  # the largest peak over a device's memory
     placement: Ints  # [groups]
-    order: Small  # [ops]
+    order: Int32s  # [ops]
 
     @classmethod
-    def of(cls, model: Simulator, placement: Ints, order: Ints | Small | None = None) -> "Stand":
+    def of(cls, model: Simulator, placement: Ints, order: Ints | Int32s | None = None) -> "Stand":
         """Returns the stand of a placement in an order, or in the one that counts for it."""
         given = None if order is None else np.asarray(order, np.int64)[None]
         measured = model.simulate(placement[None], given, keep_orders=True)
