@@ -12,7 +12,9 @@ from eager_steps import bitwise, eager_step, snapshot
 from simulated import random_order, random_placements
 from torch import Tensor, nn
 
+import placewise as pw
 from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
@@ -33,6 +35,27 @@ def cpu_cluster(count: int = 2) -> Cluster:
 def one_thread_each(cluster: Cluster) -> tuple[RealDevice, ...]:
     """Returns this machine's pieces, with one thread for each op, because results may depend on the number of threads."""
     return tuple(replace(device, threads=1) for device in real_devices(cluster))
+
+
+def small_training(device: str = "cpu") -> tuple[nn.Sequential, torch.optim.Optimizer, tuple[Tensor, Tensor]]:
+    """Returns a model of two layers, its optimizer and a batch."""
+    with torch.device(device):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        return model, torch.optim.Adam(model.parameters(), 0.01), (torch.randn(6, 4), torch.randn(6, 3))
+
+
+def capture_with_mse(model: nn.Module, optimizer: Any, batch: Any, **how: Any) -> CapturedStep:
+    """Returns the captured step of a model that is trained with squared errors."""
+    return pw.capture(model, nn.MSELoss(), optimizer, batch, **how)
+
+
+def plan_by_op(step: CapturedStep, device_of: Callable[[str], str]) -> Plan:
+    """Returns the plan that puts each group on the device for the name of its first op."""
+    graph = step.graph
+    names: list[str] = ["cpu:0"] * graph.num_groups
+    for op in reversed(range(len(graph.ops))):
+        names[graph.ops.groups[op]] = device_of(graph.ops.names[op])
+    return Plan(tuple(names))
 
 
 def compiled(step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True) -> TrainStep:

@@ -1,5 +1,6 @@
 """`run`: what does not fit, other hardware, the progress on a terminal, and its trace on a page."""
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from command_line import refused
-from executed import cpu_cluster
+from executed import cpu_cluster, plan_by_op
 
+import placewise as pw
 from placewise.cli import main
 from placewise.cli.progress import Line
 from placewise.core.plan import Plan
@@ -21,12 +24,34 @@ from placewise.core.quantities import format_bytes
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.profile_file import write_profile
 from placewise.measure.profiler import hardware_of
+from placewise.measure.random_batch import load_with_weights
 from placewise.models import load_graph
+from placewise.report.measured_trace import read_measured
 from placewise.run.devices import real_devices
 
 MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
 RUN = ["run", MODEL, "--plan", "plan.json", "--steps", "2"]
 ON_CPUS = ["--cluster", "cpus.toml"]
+
+LOOKS_UP = """
+import torch
+from torch import nn
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+
+    def forward(self, words):
+        return self.words(words + 100)
+
+
+def step():
+    model = Words()
+    words = torch.zeros(4, dtype=torch.long)
+    return model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), (words, words)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +132,57 @@ def test_its_trace_stands_beside_its_plan_alone(capsys: pytest.CaptureFixture[st
     assert "trace.json: was measured with another placement than the plan" in capsys.readouterr().err
     wider = MODEL.replace("hidden=8", "hidden=9")
     assert "trace.json: is a trace of another graph" in refused([*report, wider, "plan.json"], capsys)
+
+
+def test_measured_is_compared_with_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["run", MODEL, *ON_CPUS, "--plan", "plan.json", "--steps", "3", "--trace", "trace.json"]
+    assert main([*given, "--json"]) == 0
+    result = said(capsys)
+    assert len(result["steps"]) == 3
+    assert result["step_seconds"] > 0
+    assert result["peak_bytes"] == result["predicted_peak_bytes"]
+    measured = read_measured("trace.json", Problem.of(load_graph(MODEL), cpu_cluster()))
+    assert len(measured.ops) == sum(result["ops"].values())
+    assert (measured.end >= measured.start).all()
+    assert main(given) == 0
+    text = capsys.readouterr().out
+    assert "a step, median of 3; predicted" in text
+    assert "cpu:1" in text
+
+
+def test_run_refuses_what_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "placement has" in refused(["run", "cifar-cnn:batch=2", *ON_CPUS, "--plan", "plan.json"], capsys)
+    assert "--together needs a --profile" in refused([*RUN, *ON_CPUS, "--together"], capsys)
+    with pytest.raises(SystemExit) as refusal:
+        main([*RUN, *ON_CPUS, "--seed", "9" * 30])
+    assert refusal.value.code == 2
+    capsys.readouterr()
+    if not torch.cuda.is_available():
+        assert "has 2 GPUs, this machine has 0" in refused([*RUN, "--cluster", "2xK80"], capsys)
+
+
+def test_an_op_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks up the 100th of 5 words, which only a real step finds out."""
+    (tmp_path / "looks_up.py").write_text(LOOKS_UP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    plan_by_op(load_with_weights("looks_up:step"), lambda name: "cpu:0").save("plan.json")
+    given = ["looks_up:step", "--cluster", "cpus.toml"]
+    message = refused(["run", *given, "--plan", "plan.json", "--trace", "trace.json"], capsys)
+    assert "looks_up:step: an op of the step fails: IndexError: index out of range" in message
+    assert "an op of the step fails: IndexError" in refused(["place", *given, "--measure", "-o", "found.json"], capsys)
+    assert not any(map(Path.exists, map(Path, ("trace.json", "found.json"))))
+
+
+def test_a_plan_that_was_saved_on_the_command_line_compiles_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The step is called `branches:step` there, and by its class here."""
+    (tmp_path / "branches.py").write_text(LOOKS_UP.replace(" + 100", ""))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["place", "branches:step", "--cluster", "cpus.toml", "--budget", "1", "-o", "plan.json"]) == 0
+    parts = importlib.import_module("branches").step()
+    assert Plan.load("plan.json").compile(pw.capture(*parts), "cpus.toml")(parts[3]).isfinite()

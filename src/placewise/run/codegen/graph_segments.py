@@ -13,7 +13,7 @@ from torch import Tag
 from torch._ops import OpOverload
 
 from placewise.graph_capture.program import Call
-from placewise.run.codegen.host_scalars import HostScalars
+from placewise.run.codegen.host_arithmetic import HostScalars
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.slots import HOST_VALUE, is_random, slots_of

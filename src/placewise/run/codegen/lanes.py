@@ -15,7 +15,7 @@ import torch
 from placewise.graph_capture.program import Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
-from placewise.run.codegen.host_scalars import HostScalars
+from placewise.run.codegen.host_arithmetic import HostScalars
 from placewise.run.codegen.source import Source
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep

@@ -10,7 +10,7 @@ from placewise.graph_capture.program import Slot
 from placewise.run.backends.protocol import Graphs
 from placewise.run.codegen.graph_lanes import RecordingWriter, ReplayWriter
 from placewise.run.codegen.graph_segments import Segments, find_segments
-from placewise.run.codegen.host_scalars import HostScalars
+from placewise.run.codegen.host_arithmetic import HostScalars
 from placewise.run.codegen.lanes import Lanes
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.storage_copies import clone_storage, copy_storage_over

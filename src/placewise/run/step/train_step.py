@@ -13,7 +13,7 @@ from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import Graphs, Streams
-from placewise.run.codegen.host_scalars import HostScalars
+from placewise.run.codegen.host_arithmetic import HostScalars
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneWriter, pinning_lane
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
