@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference", "place"]
 
-_HOMES = {  # loaded when first used, so that importing placewise loads nothing heavy
+_HOMES = {  # public name -> its module, imported on first use: importing placewise loads nothing heavy
     "Cluster": "placewise.core.cluster",
     "Graph": "placewise.core.graph",
     "PlacewiseError": "placewise.core.errors",

@@ -92,7 +92,7 @@ def test_the_digest_changes_with_every_number_and_not_with_the_description() -> 
     ("cluster", "message"),
     [
         (lambda gpu, link: Cluster("", (), ()), "devices: a cluster needs at least one device"),
-        (lambda gpu, link: Cluster("", (gpu, gpu), ()), "device 'a': a device's name must not be empty, and no two"),
+        (lambda gpu, link: Cluster("", (gpu, gpu), ()), "device 'a': the name must not be empty, and no two"),
         (lambda gpu, link: Cluster("", (gpu,), (link,)), "link 'a' -> 'b': there is no device 'b'; the devices are a"),
         (lambda gpu, link: Cluster("", (gpu,), (), np.inf), "cluster: dispatch_seconds must be a finite number"),
     ],

@@ -216,7 +216,7 @@ def test_expand_and_contract_are_each_others_inverse(data: st.DataObject, graph:
     [
         (["gpu:0"], "placement has 1 entries, the graph has 4 groups"),
         (["gpu:0", "gpu:0", "gpu:7", "gpu:0"], "placement[2]: there is no device 'gpu:7'; the devices are gpu:0, gpu:1"),
-        (["gpu:0", "gpu:1", "gpu:0", "gpu:0"], "placement[0]: 'gpu:0' splits a group that grouping 'single-consumer'"),
+        (["gpu:0", "gpu:1", "gpu:0", "gpu:0"], "placement[0]: 'gpu:0' splits a group that 'single-consumer'"),
     ],
 )
 def test_names_that_are_no_placement_are_refused(names: list[str], message: str) -> None:

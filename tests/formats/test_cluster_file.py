@@ -200,12 +200,12 @@ SPECIAL: Broken = {
     "version text": (line("version = 1", "version = '1'"), ("version must be 1, got '1'",)),
     "version true": (line("version = 1", "version = true"), ("version must be 1, got true",)),
     "version huge": (line("version = 1", f"version = {HUGE}"), ("version must be 1, got a whole number of 80000 bits",)),
-    "two of a name": (GOOD.replace("gpu:1", "gpu:0"), ("device 'gpu:0'", "no two devices may share it")),
+    "two of a name": (GOOD.replace("gpu:1", "gpu:0"), ("device 'gpu:0'", "no two devices may have the same one")),
     "no name": (line('name = "gpu:0"', 'name = ""'), ("device ''", "name must not be empty")),
     "no kind": (line('kind = "gpu"', 'kind = ""'), ("device 'gpu:0'", "kind must not be empty")),
     "no links": (GOOD[: GOOD.index("[[links]]")], ("links", "no link from 'gpu:0' to 'gpu:1'", "no default_link")),
     "no link back": (line("both = true", "both = false"), ("links", "no link from 'gpu:1' to 'gpu:0'")),
-    "link to itself": (line('to = "gpu:1"', 'to = "gpu:0"'), ("link 'gpu:0' -> 'gpu:0'", "must be two devices")),
+    "link to itself": (line('to = "gpu:1"', 'to = "gpu:0"'), ("link 'gpu:0' -> 'gpu:0'", "must be different devices")),
     "link to nowhere": (line('to = "gpu:1"', 'to = "gpu:7"'), ("link 'gpu:0' -> 'gpu:7'", "no device 'gpu:7'; the devices")),
     "link from nowhere": (line('from = "gpu:0"', 'from = "cpu"'), ("link 'cpu' -> 'gpu:1'", "no device 'cpu'")),
     "names of line breaks": (
@@ -291,4 +291,4 @@ def test_a_device_too_slow_to_ever_end_is_refused(
     (tmp_path / "graph.json").write_text(json.dumps(data))
     (tmp_path / "cluster.toml").write_text(line("flops = 1e12", "flops = 1e-290"))
     command = ["info", str(tmp_path / "graph.json"), "--cluster", str(tmp_path / "cluster.toml"), "--json"]
-    assert "ops[1] 'mm' would never end on 'gpu:0'" in refused(command, capsys)
+    assert "ops[1] 'mm' would never finish on 'gpu:0'" in refused(command, capsys)

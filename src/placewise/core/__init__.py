@@ -1,1 +1,1 @@
-"""The nouns: graph, cluster, costs, problem, and the contracts between those who propose and those who judge."""
+"""The nouns: graph, cluster, problem, plan, profile, and the contract between strategies and evaluators."""

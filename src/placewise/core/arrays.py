@@ -1,4 +1,4 @@
-"""Array types, and lists of different lengths as two columns."""
+"""Array types, read-only arrays, and ragged arrays."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ Floats = NDArray[np.float64]
 
 Bools = NDArray[np.bool_]
 
-MAX_NUMBER = 1e300  # of a file or a graph: sums of many such numbers are still finite
+MAX_NUMBER = 1e300  # numbers in graphs and files are below this, so that sums of many are still finite
 
 
 def frozen(values: Any, dtype: Any) -> NDArray[Any]:
-    """Returns the values as an array that can't be written; an array that already is one is not copied."""
+    """Returns the values as a read-only array; one that already is read-only is not copied."""
     array = np.asarray(values, dtype=dtype)
     if array.flags.writeable:
         array = np.array(array, copy=True) if array is values or array.base is not None else array
@@ -39,7 +39,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> "Ragged":
-        """Returns the rows as two columns."""
+        """Returns a ragged array of these rows."""
         rows = list(rows)
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum([len(row) for row in rows], out=offsets[1:])
@@ -47,7 +47,7 @@ class Ragged:
 
     @classmethod
     def grouped(cls, keys: Ints, values: Ints, num_rows: int) -> "Ragged":
-        """Returns row k with the values whose key is k, in the order in which they stand."""
+        """Returns a ragged array whose row k has the values with key k, in their given order."""
         order = np.argsort(keys, kind="stable")
         offsets = np.searchsorted(keys[order], np.arange(num_rows + 1))
         return cls(offsets, values[order])
@@ -67,6 +67,6 @@ class Ragged:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def lists(self) -> list[list[int]]:
-        """Returns the rows as plain lists, which Python walks faster than arrays."""
+        """Returns the rows as lists, which Python iterates over faster than arrays."""
         values, offsets = self.values.tolist(), self.offsets.tolist()
         return [values[a:b] for a, b in pairwise(offsets)]

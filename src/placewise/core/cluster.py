@@ -15,19 +15,19 @@ from placewise.core.graph import MAX_BYTES, digest_of
 
 @dataclass(frozen=True)
 class Device:
-    """One queue of work with a memory of its own."""
+    """A device that runs one op at a time and has its own memory: a GPU, a CPU, or a part of one."""
 
     name: str
     kind: str
     memory_bytes: int
-    flops: float  # reachable floating-point operations a second, not the data sheet's peak
-    bytes_per_second: float
-    overhead_seconds: float = 0.0
+    flops: float  # achievable floating-point operations per second, not the data sheet's peak
+    bytes_per_second: float  # of its memory
+    overhead_seconds: float = 0.0  # added to every op that does work
 
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one device to another. Links that name the same channel share one queue of copies."""
+    """A one-way connection from one device to another. Links with the same channel share one queue of copies."""
 
     source: str
     target: str
@@ -38,12 +38,12 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Cluster:
-    """Devices, and a link for every ordered pair of them; every rule of the format holds once it is constructed."""
+    """A machine: devices, and a link for every ordered pair of them. The constructor checks every rule of the format."""
 
     name: str
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
-    dispatch_seconds: float = 0.0
+    dispatch_seconds: float = 0.0  # host time to launch an op or a copy
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Cluster:
 
     @classmethod
     def load(cls, name: str) -> "Cluster":
-        """Returns a preset by its name, or the cluster of a file."""
+        """Returns the preset of this name, or the cluster in this file."""
         from placewise.formats.cluster_file import read_cluster
         from placewise.machines.presets import PRESETS, preset
 
@@ -63,14 +63,14 @@ class Cluster:
 
     @classmethod
     def detect(cls) -> "Cluster":
-        """Returns the machine that this runs on."""
+        """Returns the machine that this process runs on."""
         from placewise.machines.detect import detect
 
         return detect()
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.devices)
 
     @cached_property
@@ -85,12 +85,12 @@ class Cluster:
 
     @cached_property
     def latency_seconds(self) -> Floats:
-        """The latency of each link, 0 from a device to itself: [devices, devices]."""
+        """The latency of each link, 0 within a device: [devices, devices]."""
         return self._matrix({pair: link.latency_seconds for pair, link in self._link_of.items()}, 0.0)
 
     @cached_property
     def bytes_per_second(self) -> Floats:
-        """The bandwidth of each link, infinite from a device to itself: [devices, devices]."""
+        """The bandwidth of each link, infinite within a device: [devices, devices]."""
         return self._matrix({pair: link.bytes_per_second for pair, link in self._link_of.items()}, np.inf)
 
     def copy_seconds(self, nbytes: Any, num_copies: Any = 1) -> Floats:
@@ -103,13 +103,13 @@ class Cluster:
 
     @cached_property
     def channel_names(self) -> tuple[str, ...]:
-        """The channels' names, in the order of the first ordered pair of devices that uses each."""
+        """The channels' names, ordered by the first ordered pair of devices that uses them."""
         pairs = sorted(self._link_of)
         return tuple(dict.fromkeys(_channel(self._link_of[pair]) for pair in pairs))
 
     @cached_property
     def channels(self) -> Ints:
-        """The channel of each link, -1 from a device to itself: [devices, devices]."""
+        """The channel of each link, -1 within a device: [devices, devices]."""
         number = {name: i for i, name in enumerate(self.channel_names)}
         matrix = np.full((self.num_devices, self.num_devices), -1, np.int64)
         for pair, link in self._link_of.items():
@@ -118,7 +118,7 @@ class Cluster:
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 over everything that a step's time and memory depend on, the devices' names and the order included."""
+        """A SHA-256 over everything that a step's time and memory depend on, including the devices' names and order."""
         devices = [[d.name, d.kind, d.memory_bytes] for d in self.devices]
         numbers = [[d.flops, d.bytes_per_second, d.overhead_seconds] for d in self.devices]
         links = (self.latency_seconds, self.bytes_per_second, np.array([self.dispatch_seconds]))
@@ -126,7 +126,7 @@ class Cluster:
 
     @cached_property
     def _link_of(self) -> dict[tuple[int, int], Link]:
-        """The link of each ordered pair; where several are given for one pair, the last one counts."""
+        """The link of each ordered pair; if a pair has several, the last one counts."""
         index = {name: i for i, name in enumerate(self.device_names)}
         return {(index[link.source], index[link.target]): link for link in self.links}
 
@@ -151,14 +151,14 @@ def _channel(link: Link) -> str:
 
 
 def _check(cluster: Cluster) -> None:
-    """Raises a ClusterError for the first rule that does not hold; the element stands first in its message."""
+    """Raises a ClusterError for the first rule that does not hold; its message starts with the element."""
     names = [device.name for device in cluster.devices]
     if not names:
         _refuse("devices", "a cluster needs at least one device")
     for device in cluster.devices:
         element = f"device {device.name!r}"
         if not device.name or names.count(device.name) > 1:
-            _refuse(element, "a device's name must not be empty, and no two devices may share it")
+            _refuse(element, "the name must not be empty, and no two devices may have the same one")
         if not device.kind:
             _refuse(element, "kind must not be empty")
         if not 0 <= device.memory_bytes <= MAX_BYTES:
@@ -171,7 +171,7 @@ def _check(cluster: Cluster) -> None:
             if name not in names:
                 _refuse(element, f"there is no device {name!r}; the devices are {', '.join(names)}")
         if link.source == link.target:
-            _refuse(element, "from and to must be two devices")
+            _refuse(element, "from and to must be different devices")
         _check_positive(element, bytes_per_second=link.bytes_per_second)
         _check_not_negative(element, latency_seconds=link.latency_seconds)
     _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)
@@ -199,7 +199,7 @@ def _refuse(element: str, rule: str) -> NoReturn:
 
 
 def as_cluster(given: Any) -> Cluster:
-    """Returns a cluster, or the one that a preset or a file of this name describes."""
+    """Returns the cluster itself, or the one with this preset or file name."""
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, (str, Path)):

@@ -1,9 +1,9 @@
-"""Multilevel coarsening of a directed graph that never makes a cycle.
+"""Multilevel coarsening of an acyclic graph that keeps it acyclic.
 
-In the manner of Herrmann et al., "Multilevel algorithms for acyclic partitioning of directed acyclic graphs" (SIAM J. Sci.
-Comput. 41, 2019): a level of coarsening contracts heavy edges between neighbouring levels of the graph. Ours grows stars
-(a node with several of its successors) rather than pairs, and orders the stars of a level so that edges between them point
-one way. Where no edge is left to contract, neighbours in a topological order are joined, which can't make a cycle either.
+Follows Herrmann et al., "Multilevel algorithms for acyclic partitioning of directed acyclic graphs" (SIAM J. Sci. Comput.
+41, 2019): each round contracts heavy edges between neighbouring levels of the graph. Ours contracts stars (a node and
+several of its successors) instead of pairs, and orders the stars of a level so that edges between them point one way. When
+no edge is left to contract, it joins neighbours in a topological order, which can't make a cycle either.
 """
 
 from itertools import cycle
@@ -13,14 +13,14 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.labels import renumber, sum_by_label
 
-BALANCE = 1.5  # a group's work may pass the average by this factor
+BALANCE = 1.5  # the most work of a group, as a multiple of the average
 
 
 def coarsen(work: Floats, position: Ints, source: Ints, target: Ints, nbytes: Floats, num_groups: int) -> Ints:
-    """Returns the coarse group of each node, at most about `num_groups` of them: [nodes].
+    """Returns the coarse group of each node, with about `num_groups` groups: [nodes].
 
-    `position` [nodes] orders the nodes; edges that point back in it (a group that holds early and late ops) are left out.
-    Ties go to the edge that stands first.
+    `position` [nodes] orders the nodes; edges that point back in it (from a group of early and late ops) are ignored.
+    Ties go to the first edge.
     """
     merged = np.arange(len(work))
     cap = BALANCE * float(work.sum()) / num_groups
@@ -40,7 +40,7 @@ def coarsen(work: Floats, position: Ints, source: Ints, target: Ints, nbytes: Fl
 
 
 def _quotient(merged: Ints, work: Floats, source: Ints, target: Ints, nbytes: Floats) -> tuple[Floats, Ints, Ints, Floats]:
-    """Returns the work of each group and the edges between groups, each pair once."""
+    """Returns the work of each group, and the edges between groups: sources, targets and bytes, each pair once."""
     count = int(merged.max()) + 1
     keys, inverse = np.unique(merged[source] * count + merged[target], return_inverse=True)
     weights = sum_by_label(inverse, nbytes, len(keys))
@@ -57,7 +57,7 @@ def _levels(count: int, source: Ints, target: Ints) -> Ints:
     offsets = np.searchsorted(source[by_source], np.arange(count + 1)).tolist()
     targets, left, level = target[by_source].tolist(), waiting.tolist(), levels.tolist()
     ready = np.flatnonzero(waiting == 0).tolist()
-    for node in ready:  # grows while it is walked
+    for node in ready:  # grows during the loop
         for edge in range(offsets[node], offsets[node + 1]):
             reader = targets[edge]
             level[reader] = max(level[reader], level[node] + 1)
@@ -70,18 +70,18 @@ def _levels(count: int, source: Ints, target: Ints) -> Ints:
 def _contract_edges(
     work: Floats, source: Ints, target: Ints, nbytes: Floats, cap: float, num_groups: int, parity: int
 ) -> Ints:
-    """Returns the nodes joined to stars along heavy edges from levels of this parity to the next: [nodes]."""
+    """Returns the star of each node after contracting heavy edges from levels of this parity to the next: [nodes]."""
     count = len(work)
     levels = _levels(count, source, target)
     usable = (levels[source] % 2 == parity) & (levels[target] == levels[source] + 1)
     a, b, weights = source[usable], target[usable], nbytes[usable]
-    heads: list[list[int]] = [[] for _ in range(count)]  # of each node: those with an edge to it
-    leaves: list[list[int]] = [[] for _ in range(count)]
+    heads: list[list[int]] = [[] for _ in range(count)]  # [nodes] -> nodes with an edge to it
+    leaves: list[list[int]] = [[] for _ in range(count)]  # [nodes] -> nodes that it has an edge to
     for u, v in zip(a.tolist(), b.tolist(), strict=True):
         heads[v].append(u)
         leaves[u].append(v)
     star = [-1] * count  # the head of each node's star
-    born = [-1] * count  # when a head's star was begun
+    born = [-1] * count  # when the star of a head was started
     load = work.tolist()
     remaining, clock = count, 0
     for edge in np.argsort(-weights, kind="stable").tolist():
@@ -92,10 +92,10 @@ def _contract_edges(
             continue
         if born[u] < 0 and any(star[leaf] >= 0 for leaf in leaves[u]):
             continue  # a younger star must not point to an older one
-        begun = born[u] if born[u] >= 0 else clock
-        if any(born[head] > begun for head in heads[v]):
+        started = born[u] if born[u] >= 0 else clock
+        if any(born[head] > started for head in heads[v]):
             continue
-        born[u], star[u], star[v] = begun, u, u
+        born[u], star[u], star[v] = started, u, u
         load[u] += load[v]
         clock += 1
         remaining -= 1
@@ -103,11 +103,11 @@ def _contract_edges(
 
 
 def _join_neighbours(work: Floats, source: Ints, target: Ints, num_groups: int) -> Ints:
-    """Returns the nodes joined in runs of a topological order, light ones first: [nodes]."""
+    """Returns the group of each node after joining pairs of neighbours in a topological order, lightest first: [nodes]."""
     order = np.lexsort((np.arange(len(work)), _levels(len(work), source, target)))
     pairs = work[order][:-1] + work[order][1:]
     surplus = min(len(work) - num_groups, max(1, len(work) // 3))
-    joins = np.zeros(len(work), np.bool_)  # with the one before it
+    joins = np.zeros(len(work), np.bool_)  # [nodes in order], whether it joins the one before it
     for i in np.argsort(pairs, kind="stable").tolist():
         if surplus == 0:
             break

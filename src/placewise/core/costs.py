@@ -1,4 +1,4 @@
-"""How long an op takes on a device: given times first, then the roofline."""
+"""Predicts how long an op takes on a device: from given times, or else from the roofline."""
 
 import numpy as np
 
@@ -10,16 +10,16 @@ from placewise.core.graph import Graph
 def predict_op_seconds(graph: Graph, cluster: Cluster) -> Floats:
     """Returns the time of every op on every device: [ops, devices].
 
-    A time given for the device's name counts first, then one for its kind, then the roofline: the larger of arithmetic
-    and traffic, and the device's overhead on top. An op that does no work (a view) takes none.
+    A time given for the device's name comes first, then one for its kind, then the roofline: the larger of compute time
+    and memory time, plus the device's overhead. An op that does no work (a view) takes no time.
     """
     ops = graph.ops
     seconds = np.empty((len(ops), cluster.num_devices))
     for d, device in enumerate(cluster.devices):
-        with np.errstate(over="ignore"):  # infinite: a problem refuses it
+        with np.errstate(over="ignore"):  # an infinite time is refused by Problem
             work = np.maximum(ops.flops / device.flops, ops.bytes_moved / device.bytes_per_second)
         seconds[:, d] = np.where(work > 0, work + device.overhead_seconds, 0.0)
-        for key in (device.kind, device.name):  # the later one counts
+        for key in (device.kind, device.name):  # a time for the name overwrites one for the kind
             if key in ops.seconds:
                 given = ops.seconds[key]
                 seconds[:, d] = np.where(np.isnan(given), seconds[:, d], given)
@@ -27,9 +27,9 @@ def predict_op_seconds(graph: Graph, cluster: Cluster) -> Floats:
 
 
 def nominal_seconds(graph: Graph) -> Floats:
-    """Returns the time of every op where no cluster is named: [ops].
+    """Returns a time for every op without a cluster: [ops].
 
-    It is the longest of the given times, else a roofline of 10 Tflop/s and 500 GB/s.
+    It is the longest of the given times, or else a roofline of 10 Tflop/s and 500 GB/s.
     """
     seconds = np.maximum(graph.ops.flops / 1e13, graph.ops.bytes_moved / 5e11)
     for times in graph.ops.seconds.values():

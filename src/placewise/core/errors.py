@@ -1,24 +1,24 @@
-"""Everything that placewise raises on purpose.
+"""The errors that placewise raises on purpose.
 
 PlacewiseError
-├── InputError              the input is wrong: one line that names the file, the element and the rule (exit code 2)
+├── InputError              the input is wrong; one line names the file, the element and the rule (exit code 2)
 │   ├── GraphError          a graph or its file
 │   ├── ClusterError        a cluster or its file
-│   ├── ProblemError        a graph and a cluster that do not go together, a placement or an order that is not one
+│   ├── ProblemError        a graph and a cluster that do not fit together, or an invalid placement or order
 │   ├── PlanError           a plan or its file
 │   ├── ProfileError        a profile or its file
 │   ├── ModelError          a model's name or its options
 │   ├── CaptureError        a step that can't be recorded
-│   ├── ExecutionError      a plan, a step or a batch that can't be run on this machine
-│   ├── StrategyError       a strategy's name or its parameters, or one that does not suit the problem
-│   └── StoreError          a run file that is damaged, or a run that another process writes
-├── WorkerDied              a worker that evaluated is gone, as often as it may be (exit code 1)
-└── NothingFits             every placement overflows a device (exit code 3)
+│   ├── ExecutionError      a plan, a step or a batch that can't run on this machine
+│   ├── StrategyError       a strategy's name or its parameters, or a strategy that can't solve this problem
+│   └── StoreError          a damaged run file, or a run that another process is writing
+├── WorkerDied              worker processes have died too often (exit code 1)
+└── NothingFits             no placement fits into memory (exit code 3)
 """
 
 
 class PlacewiseError(Exception):
-    """The root of all errors that placewise raises on purpose."""
+    """The base class of all errors that placewise raises on purpose."""
 
 
 class InputError(PlacewiseError):
@@ -34,15 +34,15 @@ class ClusterError(InputError):
 
 
 class ProblemError(InputError):
-    """A graph and a cluster do not go together, or a placement or an order is not one of this problem."""
+    """A graph and a cluster do not fit together, or a placement or an order is not valid for this problem."""
 
 
 class PlanError(InputError):
-    """A plan, or its file, breaks a rule of the format, or is not one of this problem."""
+    """A plan, or its file, breaks a rule of the format, or is for another problem."""
 
 
 class ProfileError(InputError):
-    """A profile, or its file, breaks a rule of the format, or is not one of this cluster."""
+    """A profile, or its file, breaks a rule of the format, or is for another cluster."""
 
 
 class ModelError(InputError):
@@ -54,19 +54,19 @@ class CaptureError(InputError):
 
 
 class ExecutionError(InputError):
-    """A plan, a step or a batch can't be run on this machine."""
+    """A plan, a step or a batch can't run on this machine."""
 
 
 class StrategyError(InputError):
-    """A strategy's name or one of its parameters is unknown or out of range, or it does not suit the problem."""
+    """A strategy's name or one of its parameters is unknown or out of range, or it can't solve this problem."""
 
 
 class StoreError(InputError):
-    """A run file is damaged or no run file, a run is not in it, or another process writes it."""
+    """A run file is damaged or is not a run file, does not contain the run, or is being written by another process."""
 
 
 class WorkerDied(PlacewiseError):
-    """A process that evaluated placements is gone, and so were those before it."""
+    """A process that evaluated placements has died, and so had those before it."""
 
 
 class NothingFits(PlacewiseError):

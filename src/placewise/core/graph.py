@@ -1,4 +1,4 @@
-"""What people call a tensor's shape: the type of its elements, and how many there are in each dimension."""
+"""A training step as data: ops in program order, the tensors that they read and write, and the rules that they follow."""
 
 import hashlib
 import json
@@ -14,36 +14,36 @@ from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError, InputError
 
 
-class Shape(NamedTuple):
-    """The window on a tensor's memory that was made first; it is shown, and changes no step."""
+TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
 
-    dtype: str  # as torch names it: float32
-    sizes: tuple[int, ...]  # empty for a single number
+PHASES = ("forward", "backward", "update")
+
+TENSOR_COLUMNS = ("nbytes", "kinds", "home", "alias_of", "shape")  # the arrays of Tensors
+
+MAX_BYTES = 2**62  # sums of a few such sizes still fit in 64 bits
+
+
+class Shape(NamedTuple):
+    """A tensor's dtype and sizes. Only for display: costs and placements do not depend on it."""
+
+    dtype: str  # as in torch: float32
+    sizes: tuple[int, ...]  # empty for a scalar
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.sizes)}"
 
 
-TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
-
-PHASES = ("forward", "backward", "update")
-
-TENSOR_COLUMNS = ("nbytes", "kinds", "home", "alias_of", "shape")
-
-MAX_BYTES = 2**62  # sums of a few such sizes still fit 64 bits
-
-
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """The tensors' columns. One that no op writes is resident: it is at home when the step starts."""
+    """The tensors of a graph. One that no op writes is resident: it is on its home device when the step starts."""
 
     names: tuple[str, ...]
     nbytes: Ints  # [tensors]
     kinds: Ints  # [tensors], index into TENSOR_KINDS
-    home: Ints  # [tensors], the group whose device holds a resident tensor, or -1: its first reader's
+    home: Ints  # [tensors], the group whose device holds a resident tensor, or -1: the group of its first reader
     alias_of: Ints  # [tensors], the tensor whose memory it shares, or -1
-    shapes: tuple[Shape, ...] = ()  # each once
-    shape: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [tensors], index into shapes, or -1: not known
+    shapes: tuple[Shape, ...] = ()  # the distinct shapes
+    shape: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [tensors], index into shapes, or -1: unknown
 
     def __post_init__(self) -> None:
         if not len(self.shape):
@@ -52,7 +52,7 @@ class Tensors:
             object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
 
     def shape_of(self, tensor: int) -> Shape | None:
-        """Returns a tensor's shape, or None where it is not known."""
+        """Returns a tensor's shape, or None if it is unknown."""
         number = int(self.shape[tensor])
         return self.shapes[number] if number >= 0 else None
 
@@ -62,20 +62,20 @@ class Tensors:
 
 @dataclass(frozen=True, eq=False)
 class Ops:
-    """The ops' columns, in program order."""
+    """The ops of a graph, in program order."""
 
     names: tuple[str, ...]  # with the module path
-    kinds: tuple[str, ...]  # the operator
+    kinds: tuple[str, ...]  # the operator: aten.mm
     phases: Ints  # [ops], index into PHASES
     groups: Ints  # [ops]
     reads: Ragged  # [ops] -> tensors
     writes: Ragged  # [ops] -> tensors
-    after: Ragged  # [ops] -> ops that must have ended, beside those that made its inputs
+    after: Ragged  # [ops] -> ops that must end before it starts, besides those that write its inputs
     flops: Floats  # [ops]
     bytes_moved: Floats  # [ops]
-    devices: tuple[tuple[str, ...] | None, ...]  # the kinds of device that it can run on, None: all
+    devices: tuple[tuple[str, ...] | None, ...]  # the kinds of device that can run it, None: all
     micro_batches: Ints  # [ops], or -1
-    seconds: Mapping[str, Floats] = field(default_factory=dict)  # device name or kind -> [ops], NaN where not given
+    seconds: Mapping[str, Floats] = field(default_factory=dict)  # device name or kind -> given times [ops], NaN: none
 
     def __post_init__(self) -> None:
         for name, dtype in (("phases", np.int64), ("groups", np.int64), ("micro_batches", np.int64)):
@@ -91,12 +91,12 @@ class Ops:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A training step as data; every rule of the format holds once it is constructed."""
+    """A training step as data. The constructor checks every rule of the format."""
 
     name: str
     tensors: Tensors
     ops: Ops
-    outputs: Ints  # tensors that live to the end of the step
+    outputs: Ints  # tensors that are kept to the end of the step
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", frozen(self.outputs, np.int64))
@@ -104,26 +104,26 @@ class Graph:
 
     @cached_property
     def num_groups(self) -> int:
-        """How many groups there are: one more than the largest number that an op or a home names."""
+        """The number of groups: one more than the largest group of an op or a home."""
         return int(max(self.ops.groups.max(initial=-1), self.tensors.home.max(initial=-1))) + 1
 
     @cached_property
     def producer(self) -> Ints:
-        """The op that writes each tensor, or -1 for a resident one: [tensors]."""
+        """The op that writes each tensor, -1 for a resident tensor: [tensors]."""
         producer = np.full(len(self.tensors), -1, np.int64)
         producer[self.ops.writes.values] = self.ops.writes.rows
         return frozen(producer, np.int64)
 
     @cached_property
     def first_reader(self) -> Ints:
-        """The first op in program order that reads each tensor, or -1: [tensors]."""
+        """The first op in program order that reads each tensor, -1 if none does: [tensors]."""
         reader = np.full(len(self.tensors), -1, np.int64)
         reader[self.ops.reads.values[::-1]] = self.ops.reads.rows[::-1]
         return frozen(reader, np.int64)
 
     @cached_property
     def storage(self) -> Ints:
-        """The tensor that owns each tensor's memory (itself when it has its own): [tensors]."""
+        """The tensor that owns each tensor's memory, itself unless it is an alias: [tensors]."""
         return frozen(_storage(self.tensors.alias_of), np.int64)
 
     @cached_property
@@ -133,7 +133,7 @@ class Graph:
 
     @cached_property
     def edges(self) -> tuple[Ints, Ints, Ints]:
-        """Every (writing op, reading op, tensor), by reading op: three columns of [edges]."""
+        """The writing op, the reading op and the tensor of every edge, ordered by reading op: three arrays [edges]."""
         tensors = self.ops.reads.values
         made = self.producer[tensors] >= 0
         columns = self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
@@ -142,12 +142,12 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """A SHA-256 over everything that the graph's file says, but shapes: they change no step."""
+        """A SHA-256 over the content of the graph's file, without shapes."""
         return self._digest(self.ops.seconds)
 
     @cached_property
     def untimed_digest(self) -> str:
-        """A SHA-256 over all but the given times: the same before and after they were measured."""
+        """A SHA-256 that leaves out the given times: the same before and after they are measured."""
         return self._digest({})
 
     def _digest(self, seconds: Mapping[str, Floats]) -> str:
@@ -160,7 +160,7 @@ class Graph:
 
 
 def digest_of(words: object, *columns: NDArray[np.int64] | NDArray[np.float64]) -> str:
-    """Returns the SHA-256 of plain data and of columns, the same on every machine."""
+    """Returns the SHA-256 of JSON data and of arrays, the same on every machine."""
     sha = hashlib.sha256(json.dumps(words, ensure_ascii=True, separators=(",", ":")).encode())
     for column in columns:
         sha.update(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
@@ -169,20 +169,20 @@ def digest_of(words: object, *columns: NDArray[np.int64] | NDArray[np.float64]) 
 
 
 def _plain(values: Floats) -> Floats:
-    """Returns a column in which equal numbers are equal bytes: no -0.0, and NaN of one kind."""
+    """Returns an array in which equal numbers have equal bytes: no -0.0, and only one kind of NaN."""
     return frozen(np.where(np.isnan(values), np.nan, np.asarray(values, np.float64) + 0.0), np.float64)
 
 
 def _storage(alias_of: Ints) -> Ints:
-    """Returns the end of each tensor's chain of aliases, or -2 where the chain runs in a circle."""
+    """Returns the end of each tensor's chain of aliases, -2 if the chain is a cycle."""
     root = np.where(alias_of >= 0, alias_of, np.arange(len(alias_of)))
     for _ in range(len(alias_of).bit_length() + 1):
-        root = root[root]  # each pass doubles the length of chain that is followed
+        root = root[root]  # each pass doubles the distance that is followed
     return np.where(alias_of[root] >= 0, -2, root)
 
 
 def _check(graph: Graph) -> None:
-    """Raises a GraphError for the first rule that does not hold; the element stands first in its message."""
+    """Raises a GraphError for the first rule that does not hold; its message starts with the element."""
     _check_columns(graph)
     _check_tensors(graph)
     _check_program_order(graph)
@@ -207,13 +207,13 @@ def _first(where: NDArray[np.bool_]) -> int | None:
 
 
 def _check_columns(graph: Graph) -> None:
-    """Lengths and ranges of every column."""
+    """Checks the length and the range of every array."""
     o, t = graph.ops, graph.tensors
     limits = {"phases": len(PHASES), "groups": len(o) + len(t)}
     lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
     lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), *map(len, o.seconds.values())]
     if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_COLUMNS):
-        _refuse("graph", "every column must have one entry for each op or each tensor")
+        _refuse("graph", "every array must have one entry for each op or each tensor")
     for name, limit in limits.items():
         column = getattr(o, name)
         if (n := _first((column < 0) | (column >= limit))) is not None:
@@ -238,7 +238,7 @@ def _check_columns(graph: Graph) -> None:
 
 
 def _check_tensors(graph: Graph) -> None:
-    """Sizes, kinds, homes and aliases."""
+    """Checks sizes, kinds, homes and aliases."""
     t = graph.tensors
     if (i := _first((t.nbytes < 0) | (t.nbytes > MAX_BYTES))) is not None:
         _refuse(_tensor(graph, i), f"nbytes must be at least 0 and at most 2**62, got {t.nbytes[i]}")
@@ -257,7 +257,7 @@ def _check_tensors(graph: Graph) -> None:
 
 
 def _check_program_order(graph: Graph) -> None:
-    """A tensor is written once, and read only after that; `after` names earlier ops."""
+    """Checks that a tensor is written once and read only after that, and that `after` names earlier ops."""
     o = graph.ops
     written, counts = np.unique(o.writes.values, return_counts=True)
     if (i := _first(counts > 1)) is not None:
@@ -270,20 +270,22 @@ def _check_program_order(graph: Graph) -> None:
             f"reads tensor {tensor} {graph.tensors.names[tensor]!r} before op {graph.producer[tensor]} has written it",
         )
     if (i := _first(o.after.values >= o.after.rows)) is not None:
-        _refuse(_op(graph, o.after.rows[i]), f"after names op {o.after.values[i]}, which does not stand before it")
+        _refuse(_op(graph, o.after.rows[i]), f"after names op {o.after.values[i]}, which does not come before it")
 
 
 def _check_storages(graph: Graph) -> None:
-    """All ops that write one storage are in one group, which is the home of a resident one."""
+    """Checks that all ops that write one storage are in one group, which is the home if the storage is resident."""
     o, t, root = graph.ops, graph.tensors, graph.storage
     if (i := _first((graph.producer >= 0) & (t.home >= 0))) is not None:
         _refuse(_tensor(graph, i), f"has a home, but op {graph.producer[i]} writes it: only resident tensors have one")
     owner = np.where(t.alias_of >= 0, t.alias_of, root)
     if (i := _first(graph.producer < graph.producer[owner])) is not None:
-        _refuse(_tensor(graph, i), f"shares the memory of tensor {owner[i]}, which is made later")
+        _refuse(_tensor(graph, i), f"shares the memory of tensor {owner[i]}, which is written later")
     if (i := _first((graph.producer < 0) & (t.home != t.home[root]))) is not None:
         _refuse(_tensor(graph, i), f"shares the memory of tensor {root[i]} and must have its home, {t.home[root[i]]}")
-    group = np.where(graph.producer >= 0, np.append(o.groups, -1)[graph.producer], t.home)  # of each tensor's maker
+    group = np.where(
+        graph.producer >= 0, np.append(o.groups, -1)[graph.producer], t.home
+    )  # [tensors], the group that writes it, or its home
     made = graph.producer >= 0
     if (i := _first(made & (root != np.arange(len(t))) & (group != group[root]))) is not None:
         storage, n = root[i], graph.producer[i]
@@ -296,7 +298,7 @@ def _check_storages(graph: Graph) -> None:
 
 
 def as_graph(step: Any) -> Graph:
-    """Returns the graph of a captured step; one of its own is itself."""
+    """Returns the graph of a captured step, or the graph itself."""
     graph = getattr(step, "graph", step)
     if not isinstance(graph, Graph):
         raise InputError(f"step must be a captured step (placewise.capture) or a Graph, got a {type(step).__name__}")

@@ -1,4 +1,4 @@
-"""What a graph is like, in a few numbers."""
+"""A graph in a few numbers: sizes, work, critical path, parallelism."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
 
 @dataclass(frozen=True)
 class Statistics:
-    """A graph in numbers. Times are of one op after the other on its fastest device, without copies."""
+    """A graph in numbers. Times count each op on its fastest device, without copies."""
 
     num_ops: int
     num_groups: int
@@ -24,7 +24,7 @@ class Statistics:
     resident_bytes: dict[str, int]  # by kind of tensor
     work_seconds: float
     critical_path_seconds: float
-    parallelism: float  # work / critical path: no number of devices speeds the step up by more
+    parallelism: float  # work / critical path: more devices can't speed the step up by more than this factor
     widest_level: int  # the most ops at one depth of the graph
     depth: int
 
@@ -65,7 +65,7 @@ def path_seconds(graph: Graph, op_seconds: Floats) -> Floats:
 
 
 def depths(graph: Graph) -> Ints:
-    """Returns how many ops stand before each op on its longest path: [ops]."""
+    """Returns the number of ops before each op on the longest path to it: [ops]."""
     depth = [0] * len(graph.ops)
     for n, before in enumerate(_predecessors(graph)):
         depth[n] = max([depth[m] + 1 for m in before], default=0)

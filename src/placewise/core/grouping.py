@@ -1,13 +1,13 @@
-"""Which ops are placed together: named choices that merge the graph's own groups.
+"""Decides which ops are placed together: named groupings that merge the graph's own groups.
 
-    colocated               only what must share a device: one storage, a parameter with its update
-    single-consumer         what is read by one group alone joins it, to the fixed point (ColocRL, rule 2)
-    name-prefix:K           ops whose names share the first K levels (Spotlight has K = 2)
+    colocated               only ops that must share a device: those that write one storage, and a parameter's update
+    single-consumer         a group that only one other group reads joins it, repeatedly (ColocRL, rule 2)
+    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2)
     module                  a module's forward, backward and update ops, over all micro-batches
-    module-by-micro-batch   the same, apart for each micro-batch
-    coarse:N                about N groups: heavy edges inside, no cycles between groups
+    module-by-micro-batch   the same, separately for each micro-batch
+    coarse:N                about N groups with heavy edges inside, and no cycles between groups
 
-A group is labelled by its first op where a choice goes by names. Merging changes no cost: ops keep their own times.
+Groupings by name use the name of a group's first op. Merging changes no cost: ops keep their own times.
 """
 
 import re
@@ -31,7 +31,7 @@ _SUFFIX = re.compile(r"(\.(backward|update))?(_\d+)?$")
 
 
 def group_ops(graph: Graph, grouping: str) -> Ints:
-    """Returns the merged group of each of the graph's groups, numbered in their order: [the graph's groups]."""
+    """Returns the merged group of each of the graph's groups, numbered by first group: [the graph's groups]."""
     name, _, number = grouping.partition(":")
     if not is_grouping(grouping):
         raise ProblemError(f"grouping {grouping!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)")
@@ -46,7 +46,7 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
     labels: list[object] = []
     for group, op in enumerate(first.tolist()):
         if op < 0:
-            labels.append(("alone", group))  # only a home, no op
+            labels.append(("alone", group))  # a home without ops
         elif name == "name-prefix":
             labels.append(".".join(_SUFFIX.sub("", graph.ops.names[op]).split(".")[: int(number)]))
         elif name == "module":
@@ -57,20 +57,20 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
 
 
 def is_grouping(text: str) -> bool:
-    """Returns whether a text names one of the choices."""
+    """Returns whether a text names a grouping."""
     name, _, number = text.partition(":")
     takes_number = name in ("name-prefix", "coarse")
     return text in GROUPINGS[:2] + GROUPINGS[3:5] or bool(takes_number and _NUMBER.fullmatch(number))
 
 
 def module_path(graph: Graph, op: int) -> str:
-    """Returns the path of the module that an op belongs to; that of an update is its parameter's module."""
+    """Returns the path of the module that an op belongs to; an update op belongs to its parameter's module."""
     path = _SUFFIX.sub("", graph.ops.names[op]).rpartition(".")[0]
     return path.rpartition(".")[0] if graph.ops.phases[op] == PHASES.index("update") else path
 
 
 def group_edges(graph: Graph) -> tuple[Ints, Ints, Floats]:
-    """Returns the edges between different groups, each pair once: source, target, and the bytes of its tensors."""
+    """Returns the edges between different groups, each pair once: sources, targets, and the bytes of their tensors."""
     writers, readers, tensors = graph.edges
     source, target = graph.ops.groups[writers], graph.ops.groups[readers]
     pairs = np.unique(np.stack([source, target, tensors]), axis=1)  # a tensor counts once for a pair
@@ -86,7 +86,7 @@ def group_work(graph: Graph) -> Floats:
 
 
 def _first_ops(graph: Graph) -> Ints:
-    """Returns the first op of each group, or -1: [groups]."""
+    """Returns the first op of each group, -1 if it has none: [groups]."""
     first = np.full(graph.num_groups, -1, np.int64)
     first[graph.ops.groups[::-1]] = np.arange(len(graph.ops))[::-1]
     return first
@@ -98,7 +98,7 @@ def _by_label(labels: list[object]) -> Ints:
 
 
 def _single_consumer(graph: Graph) -> Ints:
-    """Returns the fixed point of: if X's outputs are read by Y alone, X and Y are one (Mirhoseini et al. 2017, §3)."""
+    """Returns the fixed point of: if only Y reads X's outputs, X and Y are one group (Mirhoseini et al. 2017, §3)."""
     source, target, _ = group_edges(graph)
     merged = np.arange(graph.num_groups)
     while True:

@@ -1,4 +1,4 @@
-"""A plan: where each group runs, in which order the ops are launched, and what was found on the way to it."""
+"""A plan: where each group runs, in which order the ops are launched, and how the search found it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,10 +16,10 @@ from placewise.core.quantities import format_count, format_percent_rounded_up
 
 @dataclass(frozen=True)
 class Plan:
-    """A placement of a graph's own groups, an order, and what was predicted; only the placement must be there."""
+    """A device for each of a graph's own groups, a launch order, and what the search found. Only the placement is required."""
 
-    placement: tuple[str, ...]  # a device's name for each of the graph's own groups
-    order: tuple[int, ...] | None = None  # None: program order
+    placement: tuple[str, ...]  # [the graph's own groups], device names
+    order: tuple[int, ...] | None = None  # [ops], None: program order
     graph_digest: str | None = None
     cluster: str | None = None  # its name
     strategy: str | None = None
@@ -31,11 +31,11 @@ class Plan:
     gap: float | None = None
     fits: bool | None = None
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
-    history: tuple[tuple[int, float], ...] = ()  # (evaluations spent, best step seconds)
-    predicted_seconds: float | None = None  # where step_seconds was measured: what the simulator says; else None
+    history: tuple[tuple[int, float], ...] = ()  # (evaluations so far, seconds of the best step)
+    predicted_seconds: float | None = None  # if step_seconds was measured: the simulated step; else None
 
     def save(self, path: str | Path) -> None:
-        """Writes the plan's file."""
+        """Writes the plan to a file."""
         from placewise.formats.plan_file import write_plan
 
         write_plan(self, path)
@@ -55,7 +55,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Returns the plan of a file; a PlanError names the file, the field and the rule that does not hold."""
+        """Returns the plan in a file; a PlanError names the file, the field and the rule that does not hold."""
         from placewise.formats.plan_file import read_plan
 
         return read_plan(path)
@@ -63,20 +63,19 @@ class Plan:
     def compile(
         self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False
     ) -> Any:
-        """Returns the captured step as the plan places it, ready to run on this machine: `loss = train_step(batch)`.
+        """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
-        Without a cluster it is the preset that the plan names, or this machine. `virtual` cuts GPUs into devices:
-        {"cuda:0": 4}. `cuda_graphs` launches stretches of a GPU by one call each, for some more memory (docs/run.md).
-        `run/step/train_step.py` says what the returned TrainStep does.
+        The default cluster is the preset that the plan names, or else this machine. `virtual` cuts GPUs into several
+        devices: {"cuda:0": 4}. `cuda_graphs` replays runs of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
         """
         from placewise.run.step.compiling import compile_plan
 
         return compile_plan(self, step, cluster, virtual, cuda_graphs)
 
     def device_map(self, step: Any) -> dict[str, Any]:
-        """Returns the plan of a captured step, or of a graph, for Hugging Face Accelerate: a device for each module.
+        """Returns the plan as a device_map for Hugging Face Accelerate; `step` is the captured step or its graph.
 
-        An ExecutionError names the modules that the plan splits.
+        If the plan splits modules over devices there is none: an ExecutionError names them.
         """
         from placewise.run.device_map import export_device_map
 
@@ -87,7 +86,7 @@ class Plan:
         return export_device_map(graph, self.placement)
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
-        """Returns the placement [groups] and the order [ops] or None, if they are ones of this problem."""
+        """Returns the placement [groups] and the order [ops] or None, if they are valid for this problem."""
         self._check_graph(problem.graph, source)
         try:
             placement = problem.contract(self.placement)
@@ -96,7 +95,7 @@ class Plan:
             raise PlanError(f"{source}: {rule}") from None
 
     def _check_graph(self, graph: Graph, source: str) -> None:
-        known = (digest_of_graph(graph), graph.untimed_digest, graph.digest)  # older plans hold the latter
+        known = (digest_of_graph(graph), graph.untimed_digest, graph.digest)  # older plans have one of the latter
         if self.graph_digest is not None and self.graph_digest not in known:
             raise PlanError(
                 f"{source}: is for another graph: graph_digest is {self.graph_digest[:12]}..., "
@@ -105,8 +104,8 @@ class Plan:
 
 
 def digest_of_graph(graph: Graph) -> str:
-    """Returns what a plan knows its graph by: all that a placement can depend on, neither its name nor measured times.
+    """Returns the digest that identifies a plan's graph, without its name and its given times.
 
-    One step has several names: that of its class in Python, that of its function on the command line.
+    The same step has several names: that of its class in Python, that of its function on the command line.
     """
     return replace(graph, name="").untimed_digest

@@ -1,4 +1,4 @@
-"""A graph on a cluster, with everything that judging a placement needs."""
+"""A graph to place on a cluster, with everything that is needed to evaluate a placement."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from placewise.core.grouping import COLOCATED, group_ops
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Find a device for each group. A group of the problem is one or several of the graph's own groups.
+    """The task of finding a device for each group. A group here is one or several of the graph's own groups.
 
-    `Problem.of` builds one from a graph and a cluster.
+    `Problem.of` makes one from a graph and a cluster.
     """
 
     graph: Graph
     cluster: Cluster
-    grouping: str  # the name of the choice that made `merged`
+    grouping: str  # the name of the grouping, which gave `merged`
     merged: Ints  # [the graph's groups] -> group of the problem
     op_seconds: Floats  # [ops, devices]
-    allowed: Bools  # [groups, devices], where all ops of a group can run
+    allowed: Bools  # [groups, devices], whether all ops of a group can run there
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "merged", frozen(self.merged, np.int64))
@@ -37,7 +37,7 @@ class Problem:
         if len(endless):
             op, device = endless[0]
             place = self.cluster.device_names[device]
-            raise ProblemError(f"{what}: ops[{op}] {self.graph.ops.names[op]!r} would never end on {place!r}")
+            raise ProblemError(f"{what}: ops[{op}] {self.graph.ops.names[op]!r} would never finish on {place!r}")
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             op = int(np.flatnonzero(self.op_groups == stuck[0])[0])
@@ -49,7 +49,7 @@ class Problem:
 
     @classmethod
     def of(cls, graph: Graph, cluster: Cluster, grouping: str = COLOCATED) -> "Problem":
-        """Returns the problem of placing the graph's groups, merged as `grouping` says, on the cluster."""
+        """Returns the problem of placing the graph's groups, merged by `grouping`, on the cluster."""
         merged = group_ops(graph, grouping)
         allowed = np.ones((int(merged.max(initial=-1)) + 1, cluster.num_devices), np.bool_)
         for kinds in sorted({kinds for kinds in graph.ops.devices if kinds is not None}):
@@ -60,17 +60,17 @@ class Problem:
 
     @property
     def num_ops(self) -> int:
-        """How many ops there are."""
+        """The number of ops."""
         return len(self.graph.ops)
 
     @property
     def num_groups(self) -> int:
-        """How many groups there are to place."""
+        """The number of groups to place."""
         return len(self.allowed)
 
     @property
     def num_devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return self.cluster.num_devices
 
     @cached_property
@@ -89,7 +89,7 @@ class Problem:
         return digest_of([self.graph.digest, self.cluster.digest], self.merged, self.op_seconds)
 
     def check_placements(self, placements: Ints) -> Ints:
-        """Returns the placements if each is one of this problem: [batch, groups] with allowed devices."""
+        """Returns the placements as int64 [batch, groups]; a ProblemError unless every group has an allowed device."""
         placements = np.asarray(placements)
         if placements.ndim != 2 or placements.shape[1] != self.num_groups or placements.dtype.kind not in "iu":
             raise ProblemError(
@@ -109,7 +109,7 @@ class Problem:
         return placements.astype(np.int64, copy=False)
 
     def check_order(self, order: Ints) -> Ints:
-        """Returns the order if it launches every op once, behind those that it needs: [ops]."""
+        """Returns the order as int64 [ops]; a ProblemError unless it launches every op once, after those that it needs."""
         order = np.asarray(order)
         whole = order.shape == (self.num_ops,) and order.dtype.kind in "iu"
         if not whole or not np.array_equal(np.sort(order), np.arange(self.num_ops)):
@@ -118,21 +118,21 @@ class Problem:
         position[order] = np.arange(self.num_ops)
         writers, readers, _ = self.graph.edges
         after = self.graph.ops.after
-        for before, behind in ((writers, readers), (after.values, after.rows)):
-            wrong = np.flatnonzero(position[before] >= position[behind])
+        for before, later in ((writers, readers), (after.values, after.rows)):
+            wrong = np.flatnonzero(position[before] >= position[later])
             if len(wrong):
-                n, m = behind[wrong[0]], before[wrong[0]]
+                n, m = later[wrong[0]], before[wrong[0]]
                 names = self.graph.ops.names
                 raise ProblemError(f"the order launches ops[{n}] {names[n]!r} before ops[{m}] {names[m]!r}, which it needs")
         return order.astype(np.int64, copy=False)
 
     def expand(self, placement: Ints) -> tuple[str, ...]:
-        """Returns the device's name for each of the graph's own groups."""
+        """Returns a placement [groups] as a device name for each of the graph's own groups."""
         names = self.cluster.device_names
         return tuple(names[device] for device in np.asarray(placement)[self.merged].tolist())
 
     def contract(self, names: Sequence[str]) -> Ints:
-        """Returns the placement [groups] from a device's name for each of the graph's own groups."""
+        """Returns the placement [groups] for a device name for each of the graph's own groups."""
         number = {name: i for i, name in enumerate(self.cluster.device_names)}
         if len(names) != len(self.merged):
             raise ProblemError(f"placement has {len(names)} entries, the graph has {len(self.merged)} groups")
@@ -146,7 +146,7 @@ class Problem:
         split = np.flatnonzero(placement[self.merged] != devices)
         if len(split):
             raise ProblemError(
-                f"placement[{split[0]}]: {names[split[0]]!r} splits a group that grouping {self.grouping!r} keeps together"
+                f"placement[{split[0]}]: {names[split[0]]!r} splits a group that {self.grouping!r} keeps together"
             )
         self.check_placements(placement[None])
         return placement

@@ -1,7 +1,7 @@
-"""What was measured on real devices: op times by signature, links, the host's launches, and slices that are busy together.
+"""Measurements of a machine: op times by signature, links, host time per launch, and slowdowns by contention.
 
-A profile is of a machine, not of a model: an op's signature (function, shapes, strides, types, plain arguments) says all
-that its time depends on, so one file serves every model whose signatures it has.
+A profile describes a machine, not a model: an op's signature (function, shapes, strides, dtypes, plain arguments) has
+everything that its time depends on, so one file serves every model whose signatures it contains.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,40 +30,43 @@ class Timing:
 
 @dataclass(frozen=True)
 class ProfiledDevice:
-    """A device that was measured, or that is like one that was."""
+    """A device that was measured, or that is equal to one that was."""
 
     name: str
     kind: str
-    hardware: str  # what the machine calls it
-    times_of: str  # the device whose times it has: slices of one GPU, and equal shares of the cores, are alike
-    slices: int = 1  # it is one of so many devices on one GPU, or on the host's cores
+    hardware: str  # its name on the machine
+    times_of: str  # the device that was measured for it: slices of one GPU, and equal shares of the cores, are equal
+    slices: int = 1  # the number of devices on the same GPU, or on the host's cores
 
 
 @dataclass(frozen=True)
 class Contention:
-    """How much slower work is while devices on the same hardware are busy: the factor by how many are, [0] is 1."""
+    """How much slower work is while other devices on the same hardware are busy.
 
-    compute: tuple[float, ...] = (1.0,)  # products, beside others that do the same
-    memory: tuple[float, ...] = (1.0,)  # additions, beside others that do the same
-    memory_beside_compute: tuple[float, ...] = (1.0,)  # additions, beside others with products
-    copies: tuple[float, ...] = (1.0,)  # from one device to another, beside products on so many of all of them
-    cached: tuple[float, ...] = (1.0,)  # additions on what is in the cache that all share, beside others with additions
-    cached_beside_compute: tuple[float, ...] = (1.0,)  # the same, beside others with products
-    cache_bytes: float = 0.0  # ops that move less than this count as cached
+    Entry n of each tuple is the factor with n busy devices; entry 0 is 1.
+    """
+
+    compute: tuple[float, ...] = (1.0,)  # matrix products, while the others run matrix products
+    memory: tuple[float, ...] = (1.0,)  # additions, while the others run additions
+    memory_beside_compute: tuple[float, ...] = (1.0,)  # additions, while the others run matrix products
+    copies: tuple[float, ...] = (1.0,)  # copies between two devices, while n devices run matrix products
+    cached: tuple[float, ...] = (1.0,)  # additions within the shared cache, while the others run additions
+    cached_beside_compute: tuple[float, ...] = (1.0,)  # the same, while the others run matrix products
+    cache_bytes: float = 0.0  # ops that move fewer bytes than this count as cached
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One machine, measured."""
+    """The measurements of one machine."""
 
     devices: tuple[ProfiledDevice, ...]
-    timings: Mapping[str, Mapping[str, Timing]]  # signature -> device -> its time
+    timings: Mapping[str, Mapping[str, Timing]]  # signature -> device -> time
     links: tuple[Link, ...] = ()
-    dispatch_seconds: float = 0.0
+    dispatch_seconds: float = 0.0  # host time per launch
     contention: Mapping[str, Contention] = field(default_factory=dict)  # by kind of device
 
     def check_covers(self, cluster: Cluster, source: str = "profile") -> None:
-        """Refuses a cluster that has a device that was not measured."""
+        """Raises a ProfileError if the cluster has a device that was not measured."""
         known = {device.name: device.kind for device in self.devices}
         for device in cluster.devices:
             if device.name not in known:
@@ -76,10 +79,10 @@ class Profile:
                 )
 
     def measured_graph(self, graph: Graph, signatures: Sequence[str], cluster: Cluster, busy: float = 0.0) -> Graph:
-        """Returns the graph with measured times by device name; what was not measured keeps the times that it has.
+        """Returns the graph with measured times by device name; ops that were not measured keep their times.
 
-        `signatures` are those of the ops. `busy` is the share of the time in which all other devices on the same hardware
-        are taken to work too, with as much compute and memory work as the graph has: 0 gives the times of a device alone.
+        `signatures` [ops] are those of the ops. `busy` is the assumed share of the time in which all other devices on the
+        same hardware work too, with the graph's mix of compute and memory work; 0 gives the times of a device alone.
         """
         seconds = dict(graph.ops.seconds)
         for device in cluster.devices:
@@ -94,7 +97,7 @@ class Profile:
         return replace(graph, ops=replace(graph.ops, seconds=seconds))
 
     def slowdown(self, graph: Graph, device: Device, compute: float | Floats, memory: float | Floats) -> Floats:
-        """Returns each op's factor on a device while these shares of its neighbours do compute and memory work: [ops]."""
+        """Returns each op's slowdown on a device while these shares of its neighbours do compute and memory work: [ops]."""
         factors = self.contention.get(device.kind, Contention())
         in_compute, in_memory = np.asarray(compute, np.float64), np.asarray(memory, np.float64)
         of_memory = _factor(factors.memory, in_memory) * _factor(factors.memory_beside_compute, in_compute)
@@ -103,10 +106,10 @@ class Profile:
         return np.where(is_compute(graph, device), _factor(factors.compute, in_compute + in_memory), of_memory)
 
     def measured_cluster(self, cluster: Cluster, busy: float = 0.0) -> Cluster:
-        """Returns the cluster with the measured links and launches.
+        """Returns the cluster with the measured links and host time per launch.
 
-        A link keeps its channel; links inside one piece of hardware share one where that was measured to be slow when busy.
-        `busy` is the share of the time in which all devices on the same hardware are taken to work.
+        A link keeps its channel. Links within one piece of hardware share a channel if copies slow down on busy hardware.
+        `busy` is the assumed share of the time in which all devices on the same hardware work.
         """
         found = {(link.source, link.target): link for link in self.links}
         links = []
@@ -126,7 +129,7 @@ class Profile:
         return f"inside {ends[0].times_of}" if len(self.contention.get(ends[0].kind, Contention()).copies) > 1 else None
 
     def copy_slowdown(self, source: str, target: str, busy: Floats) -> Floats:
-        """Returns the factors of copies while these shares of the devices on the same hardware work."""
+        """Returns the slowdown of copies while these shares of the devices on the same hardware work."""
         if self._shared_channel(source, target) is None:
             return np.ones_like(busy)
         kind = next(device.kind for device in self.devices if device.name == source)
@@ -134,7 +137,7 @@ class Profile:
 
 
 def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> Cluster:
-    """Returns the cluster with links, by their two ends, that need so many times as long for a byte."""
+    """Returns the cluster with the bandwidth of some links, by source and target, divided by a factor."""
     links = []
     for link in cluster.links:
         factor = factors.get((link.source, link.target), 1.0)
@@ -143,12 +146,12 @@ def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> 
 
 
 def is_compute(graph: Graph, device: Device) -> Bools:
-    """Returns which ops are bound by arithmetic, not by memory, on a device: [ops]."""
+    """Returns whether each op is bound by compute, not by memory, on a device: [ops]."""
     found: Bools = graph.ops.flops / device.flops > graph.ops.bytes_moved / device.bytes_per_second
     return found
 
 
 def _factor(factors: Sequence[float], share: Floats) -> Floats:
-    """Returns the factor for a share of the others, on straight lines between whole numbers of them."""
+    """Returns the factor for a share of the other devices, interpolated linearly between whole numbers of them."""
     others = len(factors) - 1
     return np.interp(share * others, np.arange(others + 1), np.asarray(factors, np.float64))
