@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError, InputError
 
-
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
 
 PHASES = ("forward", "backward", "update")

@@ -16,7 +16,7 @@ from placewise.core.quantities import format_count, format_percent_rounded_up
 
 @dataclass(frozen=True)
 class Plan:
-    """A device for each of a graph's own groups, a launch order, and what the search found. Only the placement is required."""
+    """A device for each of a graph's own groups, a launch order, and what the search found. Only placement is required."""
 
     placement: tuple[str, ...]  # [the graph's own groups], device names
     order: tuple[int, ...] | None = None  # [ops], None: program order
