@@ -36,7 +36,7 @@ def add_bound(commands: Any) -> None:
 def _bound(options: argparse.Namespace) -> None:
     from placewise.bounds.best_bound import bound
     from placewise.bounds.check.certificates import check
-    from placewise.report.words import fastest_alone
+    from placewise.report.comparisons import fastest_alone
 
     problem = load_problem(options)
     found = bound(problem, seconds=options.seconds)

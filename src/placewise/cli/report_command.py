@@ -21,9 +21,9 @@ from placewise.core.errors import InputError
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
     from placewise.core.problem import Problem
-    from placewise.report.measured_trace import MeasuredTrace
-    from placewise.report.page.comparisons import Comparisons
-    from placewise.report.page.page_data import Shown
+    from placewise.report.chrome_trace import MeasuredTrace
+    from placewise.report.comparisons import Comparisons
+    from placewise.report.page.page_data import ShownPlan
     from placewise.search.store import RunFile
     from placewise.simulate.schedule import Schedule
 
@@ -80,7 +80,7 @@ class _Context:
         self._known: dict[str, tuple[Bound | None, Comparisons]] = {}
 
     def __call__(self, problem: "Problem") -> "tuple[Bound | None, Comparisons]":
-        from placewise.report.page.comparisons import comparisons_of
+        from placewise.report.comparisons import comparisons_of
         from placewise.search.planner import find_bound
 
         if problem.digest not in self._known:
@@ -91,11 +91,11 @@ class _Context:
 # --- plans ---
 
 
-def _of_plans(options: argparse.Namespace) -> "list[Shown]":
+def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
-    from placewise.report.measured_trace import read_measured
-    from placewise.report.page.page_data import Shown
+    from placewise.report.chrome_trace import read_measured
+    from placewise.report.page.page_data import ShownPlan
     from placewise.report.search_curves import curve_of
     from placewise.simulate.simulator import Simulator
 
@@ -115,7 +115,7 @@ def _of_plans(options: argparse.Namespace) -> "list[Shown]":
         _compare_placements(measured, schedules[0])
     bound, comparisons = _Context()(problem)
     return [
-        Shown(
+        ShownPlan(
             label,
             schedule,
             bound,
@@ -154,7 +154,7 @@ def _labels(paths: Sequence[str]) -> list[str]:
 # --- runs ---
 
 
-def _of_runs(options: argparse.Namespace) -> "list[Shown]":
+def _of_runs(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.search.store import RunFile
 
     path, *numbers = options.sources
@@ -171,9 +171,9 @@ def _of_runs(options: argparse.Namespace) -> "list[Shown]":
         return list(_shown_runs(file, chosen))
 
 
-def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
+def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[ShownPlan]":
     """Gives the fastest runs: those of one problem together, the fastest first."""
-    from placewise.report.page.page_data import Shown
+    from placewise.report.page.page_data import ShownPlan
     from placewise.report.search_curves import curve_of_batches
     from placewise.simulate.simulator import Simulator
 
@@ -192,7 +192,7 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[Shown]":
         problem = problems[specification.problem_digest]
         batches = list(file.batches(run.number))
         best = next(batch.best for batch in reversed(batches) if batch.best is not None)
-        yield Shown(
+        yield ShownPlan(
             f"run {run.number}",
             Simulator(problem, specification.order).schedule(*best),
             *context(problem),

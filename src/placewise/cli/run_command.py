@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> None:
     check_busy(options)
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
     from placewise.measure.random_batch import load_with_weights
-    from placewise.report.trace import write_trace
+    from placewise.report.chrome_trace import write_trace
     from placewise.run.devices import real_devices
     from placewise.run.step.compiling import compile_placement
 

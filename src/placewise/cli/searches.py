@@ -133,9 +133,9 @@ def finish_search(
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:
+    from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table, terminal_picture
     from placewise.report.text_tables import bold, wrapped
-    from placewise.report.words import explain
 
     headline = bold(str(plan).splitlines()[0])
     is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
@@ -146,12 +146,12 @@ def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> No
 
 
 def _write_page(plan: "Plan", schedule: "Schedule", bound: "Bound | None", curve: "Curve", path: str) -> None:
-    from placewise.report.page.comparisons import comparisons_of
+    from placewise.report.comparisons import comparisons_of
     from placewise.report.page.html import write_page
-    from placewise.report.page.page_data import Shown
+    from placewise.report.page.page_data import ShownPlan
 
     found, measured = (plan.strategy, plan.seed, plan.evaluations), measured_seconds(plan)
-    shown = Shown("plan", schedule, bound, comparisons_of(schedule.problem), curve, *found, measured_seconds=measured)
+    shown = ShownPlan("plan", schedule, bound, comparisons_of(schedule.problem), curve, *found, measured_seconds=measured)
     write_page([shown], path)
 
 

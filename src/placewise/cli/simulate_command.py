@@ -30,7 +30,7 @@ def add_simulate(commands: Any) -> None:
 def _simulate(options: argparse.Namespace) -> None:
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
-    from placewise.report.trace import write_trace
+    from placewise.report.chrome_trace import write_trace
     from placewise.simulate.simulator import Simulator
 
     check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
@@ -73,9 +73,9 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
 def _print_schedule(schedule: Any, problem: Any) -> None:
     """Prints a schedule, and the bound of `problem`: its devices don't slow each other down, so it always holds."""
     from placewise.core.quantities import format_seconds
+    from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table
     from placewise.report.text_tables import bold
-    from placewise.report.words import explain
     from placewise.search.planner import find_bound
 
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(schedule.step_seconds))} a step\n")

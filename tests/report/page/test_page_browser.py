@@ -22,13 +22,11 @@ from placewise.experiments.bench.headless_browser import (
     page_speed,
     wait_until,
 )
-from placewise.report.measured_trace import read_measured
-from placewise.report.page.comparisons import Comparisons, comparisons_of
+from placewise.report.chrome_trace import read_measured, write_trace
+from placewise.report.comparisons import Comparisons, comparisons_of
 from placewise.report.page.html import write_page
-from placewise.report.page.page_data import Shown
-from placewise.report.page.shapes import NO_BREAK
+from placewise.report.page.page_data import NO_BREAK, ShownPlan
 from placewise.report.search_curves import Point, curve_of, curve_of_progress
-from placewise.report.trace import write_trace
 from placewise.search.planner import find_bound
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
@@ -74,10 +72,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_trace(apart, folder / "trace.json")
     measured = read_measured(folder / "trace.json", apart.problem)
     curve = curve_of_progress([Point(1, 0.1, 40.0), Point(5, 0.3, 30.0)])
-    rivals = comparisons_of(apart.problem)
+    comparisons = comparisons_of(apart.problem)
     shown = [
-        Shown("apart", apart, None, rivals, curve, "hill-climb", 0, 5, measured),
-        Shown(HOSTILE, together, None, rivals, curve_of([(1, 21.0)]), "gpu-only", 0, 2),
+        ShownPlan("apart", apart, None, comparisons, curve, "hill-climb", 0, 5, measured),
+        ShownPlan(HOSTILE, together, None, comparisons, curve_of([(1, 21.0)]), "gpu-only", 0, 2),
     ]
     write_page(shown, folder / "page.html")
     return folder / "page.html"
@@ -267,7 +265,7 @@ def test_a_search_that_measured_shows_its_time_and_no_bound(browser: Any, tmp_pa
     assert limit is not None
     for name, real in (("measured", 99.0), ("simulated", None)):
         found = ("heft", 0, 1, None, real)
-        shown = Shown(name, together, limit, comparisons_of(together.problem), curve_of([(1, 21.0), (2, 20.0)]), *found)
+        shown = ShownPlan(name, together, limit, comparisons_of(together.problem), curve_of([(1, 21.0), (2, 20.0)]), *found)
         write_page([shown], tmp_path / f"{name}.html")
         page = browser.new_page()
         page.goto((tmp_path / f"{name}.html").as_uri())
@@ -309,7 +307,7 @@ def test_ops_are_found_whatever_order_they_are_launched_in(browser: Any, tmp_pat
     rows = [op(f"op{n}", n, [], [n], seconds={"gpu": 1.0}) for n in range(4)]
     apart = Step.of(graph_data([tensor(f"t{n}") for n in range(4)], rows), gpus(1)).problem
     found = Simulator(apart, "program", 1).schedule(np.zeros(4, np.int64), np.array([2, 0, 3, 1]))
-    write_page([Shown("plan", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
+    write_page([ShownPlan("plan", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
     page = open_page(browser, tmp_path / "page.html")
     for n in range(4):
         hover_op(page, n)
@@ -321,7 +319,7 @@ def test_an_empty_step_and_one_op(browser: Any, tmp_path: Path) -> None:
     for rows in ([], [op("a", 0, [], [0], seconds={"gpu": 1.0})]):
         empty = Step.of(graph_data([tensor()] if rows else [], rows), gpus(1)).problem
         found = Simulator(empty, "program", 1).schedule(np.zeros(empty.num_groups, np.int64))
-        write_page([Shown("plan", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
+        write_page([ShownPlan("plan", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
         page = open_page(browser, tmp_path / "page.html")
         assert "a step" in page.locator("#step").inner_text()
         page.close()
@@ -334,7 +332,7 @@ def test_fifty_thousand_ops_are_small_and_smooth(browser: Any, tmp_path: Path) -
     graph = dataclasses.replace(graph, ops=dataclasses.replace(graph.ops, names=names, phases=n * 3 // len(n)))
     large = Problem.of(graph, Cluster.load("2xK80"))
     found = Simulator(large, "program", 1).schedule(some_placements(large, 1)["parts"][0])
-    write_page([Shown("parts", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
+    write_page([ShownPlan("parts", found, None, Comparisons(None, None), curve_of(()))], tmp_path / "page.html")
     assert (tmp_path / "page.html").stat().st_size < MOST_BYTES
     speed = page_speed(browser, tmp_path / "page.html", frames=60)
     assert speed["usable s"] < MOST_SECONDS

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from placewise.formats.files import write_bytes
-from placewise.report.page.page_data import Shown, page_data
+from placewise.report.page.page_data import ShownPlan, page_data
 
 SCRIPTS = (  # in this order, in one scope
     *("data.js", "units.js", "state.js", "headline.js", "plans.js"),
@@ -14,12 +14,12 @@ SCRIPTS = (  # in this order, in one scope
 )
 
 
-def write_page(shown: Sequence[Shown], path: str | Path) -> None:
+def write_page(shown: Sequence[ShownPlan], path: str | Path) -> None:
     """Writes the page's file; the first plan is the one that it shows when it is opened."""
     write_bytes(path, page(shown).encode())
 
 
-def page(shown: Sequence[Shown]) -> str:
+def page(shown: Sequence[ShownPlan]) -> str:
     """Returns the page."""
     folder = files("placewise.report.page") / "template"
     parts = {

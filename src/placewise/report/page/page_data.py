@@ -1,26 +1,26 @@
-"""What a page shows, as plain data: columns of numbers are base64 of their bytes, texts stand once in a list.
+"""What a page shows, as plain data: columns of numbers as base64 of their bytes, each text once in a list.
 
-`template/data.js` is the other side.
+`template/data.js` reads it.
 """
 
 import base64
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.core.arrays import Ints
-from placewise.core.graph import PHASES, TENSOR_KINDS
+from placewise.core.arrays import Ints, Ragged
+from placewise.core.graph import PHASES, TENSOR_KINDS, Graph, Tensors
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
-from placewise.report.measured_trace import MeasuredTrace
-from placewise.report.page.comparisons import Comparisons
-from placewise.report.page.peak_memory import Lives, live_at, lives, peak_positions, resident_bytes
-from placewise.report.page.shapes import shapes_of_ops
+from placewise.report.chrome_trace import MeasuredTrace
+from placewise.report.comparisons import Comparisons
+from placewise.report.explanation import explain
+from placewise.report.page.peak_memory import Allocations, allocated_at, allocations_of, bytes_before_step, peak_positions
 from placewise.report.search_curves import Curve
-from placewise.report.words import explain
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.timeline import WAITS
 
@@ -29,29 +29,33 @@ if TYPE_CHECKING:
 
 Word = TypeVar("Word", bound=Hashable)
 
-LARGEST = 12  # parts of a device's memory at its peak that are told
+LARGEST = 12  # rows of the table of a device's memory at its peak
 
 LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
 
+FEW = 3  # shapes that are listed; more are counted
+
+NO_BREAK = "\u00a0"  # a space that keeps a shape on one line
+
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class ShownPlan:
     """A plan as a page shows it."""
 
     label: str
     schedule: Schedule
-    limit: "Bound | None"
-    rivals: Comparisons
+    bound: "Bound | None"
+    comparisons: Comparisons
     curve: Curve
     strategy: str | None = None
     seed: int | None = None
     evaluations: int | None = None
     measured: MeasuredTrace | None = None  # the trace of a step that was run
-    measured_seconds: float | None = None  # the step's time where the search measured it
+    measured_seconds: float | None = None  # the step's time if the search measured it
 
 
-def page_data(shown: Sequence[Shown]) -> dict[str, Any]:
-    """Returns all that a page shows; problems that several plans share stand once."""
+def page_data(shown: Sequence[ShownPlan]) -> dict[str, Any]:
+    """Returns all that a page shows; a problem that several plans share is there once."""
     problems = {plan.schedule.problem.digest: plan for plan in reversed(shown)}  # the first plan of each counts
     digests = list(dict.fromkeys(plan.schedule.problem.digest for plan in shown))
     return {
@@ -64,32 +68,33 @@ def page_data(shown: Sequence[Shown]) -> dict[str, Any]:
 
 
 def pack(values: Any, kind: str) -> dict[str, str]:
-    """Returns a column as its kind (f8, f4, i4, u2, u1) and its bytes, little-endian, in base64."""
+    """Returns a column as its kind (f8, f4, i4, u2, u1) and its little-endian bytes in base64."""
     column: NDArray[Any] = np.ascontiguousarray(values, f"<{kind}")
     return {"kind": kind, "base64": base64.b64encode(column.tobytes()).decode()}
 
 
-def _table(words: Sequence[Word]) -> tuple[list[Word], dict[str, str]]:
-    """Returns each text once, and a column of their numbers."""
+def _numbered(words: Sequence[Word]) -> tuple[list[Word], dict[str, str]]:
+    """Returns each word once, and a column with the number of each."""
     number = {word: i for i, word in enumerate(dict.fromkeys(words))}
     return list(number), pack([number[word] for word in words], "u2" if len(number) <= 2**16 else "i4")
 
 
-def _problem(plan: Shown) -> dict[str, Any]:
-    problem, rivals, limit = plan.schedule.problem, plan.rivals, plan.limit
+def _problem(plan: ShownPlan) -> dict[str, Any]:
+    problem, comparisons, bound = plan.schedule.problem, plan.comparisons, plan.bound
+    alone = comparisons.alone
     ops, cluster = problem.graph.ops, problem.cluster
-    kinds, kind = _table(ops.kinds)
-    paths, path = _table([module_path(problem.graph, op) for op in range(len(ops))])
-    shapes, shape = _table(shapes_of_ops(problem.graph))
+    kinds, kind = _numbered(ops.kinds)
+    paths, path = _numbered([module_path(problem.graph, op) for op in range(len(ops))])
+    shapes, shape = _numbered(_shapes_of_ops(problem.graph))
     return {
         "graph": problem.graph.name,
         "cluster": cluster.name,
         "devices": [{"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes} for d in cluster.devices],
         "channels": cluster.channel_names,
         "channel": cluster.channels.tolist(),
-        "bound_seconds": None if limit is None else limit.seconds,
-        "alone": None if rivals.alone is None else {"name": rivals.alone[0], "seconds": rivals.alone[1]},
-        "expert_seconds": rivals.expert_seconds,
+        "bound_seconds": None if bound is None else bound.seconds,
+        "alone": None if alone is None else {"name": alone[0], "seconds": alone[1]},
+        "expert_seconds": comparisons.expert_seconds,
         "names": ops.names,
         "kinds": kinds,
         "kind": kind,
@@ -102,9 +107,31 @@ def _problem(plan: Shown) -> dict[str, Any]:
     }
 
 
-def _plan(plan: Shown, number: int) -> dict[str, Any]:
+def _shapes_of_ops(graph: Graph) -> list[tuple[str, str]]:
+    """Returns the shapes that each op reads and writes, as `float32 [64, 1024], int64 [] and 3 more`: [ops].
+
+    A text is empty if no shape is known. Spaces inside a shape don't break.
+    """
+    reads, writes = (_in_words(graph.tensors, rows) for rows in (graph.ops.reads, graph.ops.writes))
+    return list(zip(reads, writes, strict=True))
+
+
+def _in_words(tensors: Tensors, rows: Ragged) -> list[str]:
+    words = [str(shape).replace(" ", NO_BREAK) for shape in tensors.shapes] + ["unknown"]  # has number -1
+
+    @cache
+    def listed(row: tuple[int, ...]) -> str:
+        if max(row, default=-1) < 0:
+            return ""
+        more = f" and {len(row) - FEW} more" if len(row) > FEW else ""
+        return ", ".join(words[number] for number in row[:FEW]) + more
+
+    return [listed(tuple(row)) for row in Ragged(rows.offsets, tensors.shape[rows.values]).lists()]
+
+
+def _plan(plan: ShownPlan, number: int) -> dict[str, Any]:
     schedule = plan.schedule
-    problem, t, pieces = schedule.problem, schedule.timeline, lives(schedule)
+    problem, t, allocations = schedule.problem, schedule.timeline, allocations_of(schedule)
     in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
     in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
     path = schedule.critical_path
@@ -116,7 +143,7 @@ def _plan(plan: Shown, number: int) -> dict[str, Any]:
         "evaluations": plan.evaluations,
         "step_seconds": schedule.step_seconds,
         "fits": schedule.fits,
-        "words": explain(problem, schedule, plan.limit),
+        "words": explain(problem, schedule, plan.bound),
         "device": pack(schedule.devices, "u2"),
         "start": pack(t.start, "f8"),
         "seconds": pack(t.end - t.start, "f4"),
@@ -129,8 +156,8 @@ def _plan(plan: Shown, number: int) -> dict[str, Any]:
             "number": pack([link.number for link in path], "i4"),
         },
         "peak_bytes": schedule.peak_bytes.tolist(),
-        "resident_bytes": resident_bytes(schedule, pieces).tolist(),
-        "at_peak": _at_peak(schedule, pieces),
+        "resident_bytes": bytes_before_step(schedule, allocations).tolist(),
+        "at_peak": _at_peak(schedule, allocations),
         "curve": _curve(plan.curve),
         "measured": None if plan.measured is None else _measured(plan.measured),
         "measured_seconds": plan.measured_seconds,
@@ -139,8 +166,8 @@ def _plan(plan: Shown, number: int) -> dict[str, Any]:
 
 def _copies(schedule: Schedule) -> dict[str, Any]:
     tensors, t = schedule.problem.graph.tensors, schedule.timeline
-    names, name = _table([tensors.names[n] for n in schedule.copy_tensors.tolist()])
-    shapes, shape = _table([str(tensors.shape_of(n) or "") for n in schedule.copy_tensors.tolist()])
+    names, name = _numbered([tensors.names[n] for n in schedule.copy_tensors.tolist()])
+    shapes, shape = _numbered([str(tensors.shape_of(n) or "") for n in schedule.copy_tensors.tolist()])
     return {
         "names": names,
         "name": name,
@@ -157,36 +184,36 @@ def _copies(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _at_peak(schedule: Schedule, pieces: Lives) -> list[dict[str, Any]]:
-    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest parts."""
+def _at_peak(schedule: Schedule, allocations: Allocations) -> list[dict[str, Any]]:
+    """Returns for each device the op that is launched at its peak, the bytes by kind, and the largest modules."""
     return [
         {
             "op": int(schedule.order[position]) if position >= 0 else -1,
-            "kinds": _by_kind(schedule.problem, pieces, live := live_at(pieces, device, position)),
-            "modules": _by_module(schedule.problem, pieces, live),
-            "count": len(live),
+            "kinds": _by_kind(schedule.problem, allocations, found := allocated_at(allocations, device, position)),
+            "modules": _by_module(schedule.problem, allocations, found),
+            "count": len(found),
         }
         for device, position in enumerate(peak_positions(schedule).tolist())
     ]
 
 
-def _by_kind(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, int]]:
-    """Returns the bytes of each kind of tensor, and of copies, most first; kinds that are not there are left out."""
+def _by_kind(problem: Problem, allocations: Allocations, found: Ints) -> list[tuple[str, int]]:
+    """Returns the bytes of each kind of tensor and of copies, most first, without those of 0 bytes."""
     tensors = problem.graph.tensors
-    kind = np.where(pieces.is_copy[live], len(TENSOR_KINDS), tensors.kinds[pieces.tensors[live]])
+    kind = np.where(allocations.is_copy[found], len(TENSOR_KINDS), tensors.kinds[allocations.tensors[found]])
     total = np.zeros(len(TENSOR_KINDS) + 1, np.int64)
-    np.add.at(total, kind, tensors.nbytes[pieces.tensors[live]])
-    found = [(name, size) for name, size in zip((*TENSOR_KINDS, "copy"), total.tolist(), strict=True) if size]
-    return sorted(found, key=lambda pair: -pair[1])
+    np.add.at(total, kind, tensors.nbytes[allocations.tensors[found]])
+    sizes = [(name, size) for name, size in zip((*TENSOR_KINDS, "copy"), total.tolist(), strict=True) if size]
+    return sorted(sizes, key=lambda pair: -pair[1])
 
 
-def _by_module(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, str, int, int, str]]:
-    """Returns module, kind, count and bytes of what is live, and the largest tensor's name; most bytes first."""
+def _by_module(problem: Problem, allocations: Allocations, found: Ints) -> list[tuple[str, str, int, int, str]]:
+    """Returns the largest modules, most bytes first: module, kind, count, bytes and the name of the largest tensor."""
     tensors = problem.graph.tensors
     parts: dict[tuple[str, str], list[int]] = {}
-    for piece in live.tolist():
-        tensor = int(pieces.tensors[piece])
-        kind = "copy" if pieces.is_copy[piece] else TENSOR_KINDS[tensors.kinds[tensor]]
+    for i in found.tolist():
+        tensor = int(allocations.tensors[i])
+        kind = "copy" if allocations.is_copy[i] else TENSOR_KINDS[tensors.kinds[tensor]]
         parts.setdefault((_module_of(problem, tensor), kind), []).append(tensor)
     rows = []
     for (module, kind), inside in parts.items():
@@ -196,7 +223,7 @@ def _by_module(problem: Problem, pieces: Lives, live: Ints) -> list[tuple[str, s
 
 
 def _module_of(problem: Problem, tensor: int) -> str:
-    """Returns the module of the op that makes a tensor, or else of the one that reads it first."""
+    """Returns the module of the op that produces a tensor, or of the op that reads it first."""
     graph = problem.graph
     op = int(graph.producer[tensor]) if graph.producer[tensor] >= 0 else int(graph.first_reader[tensor])
     return module_path(graph, op) if op >= 0 else graph.tensors.names[tensor].rpartition(".")[0]

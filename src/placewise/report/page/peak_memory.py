@@ -10,39 +10,41 @@ from placewise.simulate.schedule import Schedule
 
 TO_THE_END = np.iinfo(np.int64).max
 
-SINCE_BEFORE = -1  # what is at home when the step starts
+BEFORE_STEP = -1  # the position of what is allocated before the first launch
 
 
-class Lives(NamedTuple):
-    """Each piece of memory that a step takes: where, and from which to which launch."""
+class Allocations(NamedTuple):
+    """The memory that a step allocates: for which tensor, on which device, from which launch to which launch."""
 
-    tensors: Ints  # [pieces], the tensor whose bytes they are
-    is_copy: Bools  # [pieces]
-    devices: Ints  # [pieces]
-    first: Ints  # [pieces], position in the launch order
-    last: Ints  # [pieces]
+    tensors: Ints  # [allocations]
+    is_copy: Bools  # [allocations]
+    devices: Ints  # [allocations]
+    first: Ints  # [allocations], position in the launch order
+    last: Ints  # [allocations]
 
 
-def lives(schedule: Schedule) -> Lives:
-    """Returns every tensor that has its own memory, then every copy in the order of the launches."""
+def allocations_of(schedule: Schedule) -> Allocations:
+    """Returns every tensor that has its own memory, then every copy, in launch order."""
     graph, t = schedule.problem.graph, schedule.timeline
     position = np.empty(len(schedule.order), np.int64)  # [ops]
     position[schedule.order] = np.arange(len(schedule.order))
-    home = np.append(schedule.placement, 0)[tensor_groups(schedule.problem)]  # [tensors], those of nobody on device 0
+    home = np.append(schedule.placement, 0)[
+        tensor_groups(schedule.problem)
+    ]  # [tensors], tensors without a group are on device 0
     owned = np.flatnonzero(graph.storage == np.arange(len(graph.tensors)))
     reading, read = unique_reads(graph.ops.reads)
     here = home[read] == schedule.devices[reading]
-    last = np.full(len(graph.tensors), SINCE_BEFORE)
+    last = np.full(len(graph.tensors), BEFORE_STEP)
     np.maximum.at(last, graph.storage[read[here]], position[reading[here]])
     np.maximum.at(last, graph.storage[graph.ops.writes.values], position[graph.ops.writes.rows])
-    np.maximum.at(last, graph.storage[schedule.copy_tensors], position[t.copy_reader])  # a source lives until it is sent
+    np.maximum.at(last, graph.storage[schedule.copy_tensors], position[t.copy_reader])  # a source stays until it is sent
     last[graph.storage[graph.outputs]] = TO_THE_END
     last[graph.producer < 0] = TO_THE_END
-    first = np.append(position, SINCE_BEFORE)[graph.producer[owned]]
-    key = np.full((len(graph.tensors), schedule.problem.num_devices), SINCE_BEFORE)  # the last reader of a copy
+    first = np.append(position, BEFORE_STEP)[graph.producer[owned]]
+    key = np.full((len(graph.tensors), schedule.problem.num_devices), BEFORE_STEP)  # the last reader of a copy
     np.maximum.at(key, (read[~here], schedule.devices[reading[~here]]), position[reading[~here]])
     copies = schedule.copy_tensors
-    return Lives(
+    return Allocations(
         np.concatenate([owned, copies]),
         np.arange(len(owned) + len(copies)) >= len(owned),
         np.concatenate([home[owned], t.copy_target]),
@@ -51,23 +53,24 @@ def lives(schedule: Schedule) -> Lives:
     )
 
 
-def resident_bytes(schedule: Schedule, pieces: Lives) -> Ints:
+def bytes_before_step(schedule: Schedule, allocations: Allocations) -> Ints:
     """Returns the bytes that are in use on each device before the first launch: [devices]."""
-    at_home = pieces.first == SINCE_BEFORE
-    sizes = schedule.problem.graph.tensors.nbytes[pieces.tensors[at_home]]
+    early = allocations.first == BEFORE_STEP
+    sizes = schedule.problem.graph.tensors.nbytes[allocations.tensors[early]]
     used = np.zeros(schedule.problem.num_devices, np.int64)
-    np.add.at(used, pieces.devices[at_home], sizes)
+    np.add.at(used, allocations.devices[early], sizes)
     return used
 
 
 def peak_positions(schedule: Schedule) -> Ints:
-    """Returns the launch at which each device first needs the most memory, or -1: before the first one: [devices]."""
+    """Returns the position of the launch at which each device first needs the most memory, or BEFORE_STEP: [devices]."""
     own = schedule.devices[schedule.order][:, None] == np.arange(schedule.problem.num_devices)
     full = own & (schedule.memory == schedule.peak_bytes)
     full = np.append(full, np.zeros((1, full.shape[1]), np.bool_), axis=0)  # there may be no launch
-    return np.where(full.any(axis=0), full.argmax(axis=0), SINCE_BEFORE)
+    return np.where(full.any(axis=0), full.argmax(axis=0), BEFORE_STEP)
 
 
-def live_at(pieces: Lives, device: int, position: int) -> Ints:
-    """Returns the pieces that are on a device at a launch: [live]."""
-    return np.flatnonzero((pieces.devices == device) & (pieces.first <= position) & (position <= pieces.last))
+def allocated_at(allocations: Allocations, device: int, position: int) -> Ints:
+    """Returns which allocations are on a device at a launch: [found]."""
+    is_there = (allocations.first <= position) & (position <= allocations.last)
+    return np.flatnonzero((allocations.devices == device) & is_there)

@@ -14,7 +14,7 @@ from placewise.core.plan import digest_of_graph
 from placewise.core.problem import Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
-from placewise.report.trace import trace, write_trace
+from placewise.report.chrome_trace import trace_data, write_trace
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
@@ -29,7 +29,7 @@ def schedule() -> Schedule:
 
 
 def events(schedule: Schedule, phase: str) -> list[dict[str, Any]]:
-    return [event for event in trace(schedule)["traceEvents"] if event["ph"] == phase]
+    return [event for event in trace_data(schedule)["traceEvents"] if event["ph"] == phase]
 
 
 def test_every_op_and_copy_is_a_slice_on_its_lane(schedule: Schedule) -> None:
@@ -87,10 +87,10 @@ def test_it_holds_the_digest_that_plans_know_the_graph_by(schedule: Schedule) ->
     graph = schedule.problem.graph
     timed = replace(graph, name="other", ops=replace(graph.ops, seconds={"gpu": np.ones(4)}))
     other = Simulator(Problem.of(timed, schedule.problem.cluster), "program", 1).schedule(np.array([0, 1, 0]))
-    digests = [trace(found)["otherData"]["graph_digest"] for found in (schedule, other)]
+    digests = [trace_data(found)["otherData"]["graph_digest"] for found in (schedule, other)]
     assert digests == [digest_of_graph(graph)] * 2
 
 
 def test_the_file_is_the_trace(schedule: Schedule, tmp_path: Path) -> None:
     write_trace(schedule, tmp_path / "trace.json")
-    assert json.loads((tmp_path / "trace.json").read_text()) == trace(schedule)
+    assert json.loads((tmp_path / "trace.json").read_text()) == trace_data(schedule)

@@ -12,8 +12,8 @@ from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
 from placewise.core.quantities import format_bytes, format_percent_rounded_up, format_seconds
+from placewise.report.comparisons import fastest_alone
 from placewise.simulate.schedule import Schedule
-from placewise.simulate.simulator import Simulator
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -38,17 +38,6 @@ def explain(problem: Problem, schedule: Schedule, limit: "Bound | None") -> tupl
     left = [] if limit is None else [_left(problem, schedule.step_seconds, limit)]
     lines = (_where(schedule), _why(schedule), *left)
     return tuple(" ".join(line.split()) for line in lines)  # whatever names hold, a line is a line
-
-
-def fastest_alone(problem: Problem) -> tuple[str, float] | None:
-    """Returns the device that is fastest with everything on it, and the step's time there; None where none fits."""
-    whole = np.flatnonzero(problem.allowed.all(axis=0))
-    if not len(whole):
-        return None
-    evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
-    times = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
-    best = int(times.argmin())
-    return (problem.cluster.device_names[whole[best]], float(times[best])) if np.isfinite(times[best]) else None
 
 
 # --- what runs where ---

@@ -11,7 +11,8 @@ from simulated import Step, gpus, random_order, random_placements, steps
 
 from placewise.bounds.best_bound import Bound, bound
 from placewise.core.problem import Problem
-from placewise.report.words import explain, fastest_alone
+from placewise.report.comparisons import fastest_alone
+from placewise.report.explanation import explain
 from placewise.simulate.simulator import Simulator
 
 
