@@ -26,7 +26,7 @@ from placewise.formats.profile_file import write_profile
 from placewise.measure.profiler import hardware_of
 from placewise.measure.random_batch import load_with_weights
 from placewise.models import load_graph
-from placewise.report.measured_trace import read_measured
+from placewise.report.chrome_trace import read_measured
 from placewise.run.devices import real_devices
 
 MODEL = "rnnlm:layers=1,hidden=8,steps=3,batch=4,vocab=11"
