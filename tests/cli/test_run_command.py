@@ -23,7 +23,7 @@ from placewise.core.profile import Profile, ProfiledDevice
 from placewise.core.quantities import format_bytes
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.profile_file import write_profile
-from placewise.measure.profiler import hardware_of
+from placewise.measure.instruments import instrument_of
 from placewise.measure.random_batch import load_with_weights
 from placewise.models import load_graph
 from placewise.report.chrome_trace import read_measured
@@ -86,7 +86,7 @@ def test_a_plan_that_does_not_fit_says_so(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_profile_of_other_hardware_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    here = [hardware_of(device) for device in real_devices(cpu_cluster())]
+    here = [instrument_of(device).hardware(device) for device in real_devices(cpu_cluster())]
     for name, hardware in (("here.json", here), ("z80.json", [here[0], "a Z80"])):
         devices = (ProfiledDevice(f"cpu:{i}", "cpu", hardware[i], "cpu:0") for i in range(2))
         write_profile(Profile(tuple(devices), {}), name)

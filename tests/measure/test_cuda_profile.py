@@ -13,9 +13,10 @@ from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.virtual import cut_devices
-from placewise.measure.clocks import StreamClock, time_work
+from placewise.measure.clocks import PureWork, time_work
+from placewise.measure.cuda_instrument import CudaClock
 from placewise.measure.profiler import apply_profile, measure_profile
-from placewise.measure.roofline import Plain, measure_machine
+from placewise.measure.roofline import measure_machine
 from placewise.run.backends.cuda import stream_of
 from placewise.run.backends.green_contexts import slice_streams
 from placewise.run.devices import real_devices
@@ -86,14 +87,14 @@ def test_a_slices_stream_computes_and_frees_memory() -> None:
 
 def test_the_clock_leaves_out_launches() -> None:
     device = real_devices(slices(), VIRTUAL)[0]
-    clock = StreamClock(stream_of(device))
+    clock = CudaClock(stream_of(device))
     small = torch.rand(1, device="cuda:0")
     torch.cuda.synchronize()
-    tiny = time_work(Plain(lambda: torch.add(small, 1.0)), clock).seconds
+    tiny = time_work(PureWork(lambda: torch.add(small, 1.0)), clock).seconds
     assert 0 < tiny < 8e-6
     large = torch.rand(4096, 4096, device="cuda:0")
     torch.cuda.synchronize()
-    by_clock = time_work(Plain(lambda: torch.mm(large, large)), clock).seconds
+    by_clock = time_work(PureWork(lambda: torch.mm(large, large)), clock).seconds
     assert by_clock == pytest.approx(product_seconds(stream_of(device)) / 10, rel=0.25)
 
 

@@ -32,12 +32,13 @@ from placewise.formats.profile_file import read_profile, write_profile
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.presets import preset
 from placewise.machines.virtual import cut_devices
-from placewise.measure.clocks import Clock, run_on
+from placewise.measure.clocks import Clock
 from placewise.measure.contended_schedule import busy_neighbours, schedule_together
-from placewise.measure.links import fit
+from placewise.measure.cpu_instrument import CpuInstrument
+from placewise.measure.links import fit_line
 from placewise.measure.ops import RunnableOp, op_calls
+from placewise.measure.ops_in_steps import STEPS, op_timings_in_steps
 from placewise.measure.profiler import apply_profile, measure_profile
-from placewise.measure.whole_steps import STEPS, times_in_a_step
 from placewise.run.backends.cpu_threads import Cancelled
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.step.compiling import compile_placement
@@ -147,7 +148,7 @@ def test_a_device_without_memory_for_whole_steps_has_no_times_of_them(monkeypatc
 
     step, cluster = words_step(), two_cpus()
     monkeypatch.setattr(Residents, "gather", has_no_place)
-    assert times_in_a_step(step, cluster.devices[0], real_devices(cluster)[0], signatures_of(step)) == {}
+    assert op_timings_in_steps(step, cluster.devices[0], real_devices(cluster)[0], signatures_of(step)) == {}
 
 
 def test_ops_of_a_cpu_are_timed_in_whole_steps() -> None:
@@ -187,18 +188,18 @@ def test_an_interrupted_measurement_ends_with_the_stretch_under_way(monkeypatch:
 
     monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_on(RealDevice("cpu:0", "cpu", "cpu", threads=1), measure)
+        CpuInstrument().run(RealDevice("cpu:0", "cpu", "cpu", threads=1), measure)
     assert ends == ["stopped"]
 
 
 def test_a_line_is_fitted_through_copies() -> None:
     """10 µs and 1 GB/s: exactly on the line; a line that begins below zero has no latency."""
     sizes = (1000, 10_000, 1_000_000)
-    latency, bandwidth = fit(sizes, [1e-5 + size / 1e9 for size in sizes])
+    latency, bandwidth = fit_line(sizes, [1e-5 + size / 1e9 for size in sizes])
     assert latency == pytest.approx(1e-5)
     assert bandwidth == pytest.approx(1e9)
-    assert fit(sizes, [1e-7, 1e-5, 1e-2])[0] == 0.0
-    assert fit(sizes, [2e-5, 2e-5, 1e-5]) == pytest.approx((1e-5, 1e11))
+    assert fit_line(sizes, [1e-7, 1e-5, 1e-2])[0] == 0.0
+    assert fit_line(sizes, [2e-5, 2e-5, 1e-5]) == pytest.approx((1e-5, 1e11))
 
 
 # --- devices that share hardware ---
@@ -352,7 +353,7 @@ def test_a_terminal_shows_what_is_measured(
     count = len(read_profile("p.json").timings)
     lines = [line.removesuffix("\x1b[K") for line in capsys.readouterr().err.split("\r")]
     expected = [f"{n} of {count} signatures on cpu:0" for n in range(count)]
-    assert [line.partition(",")[0] for line in lines] == ["", *expected, "links", "devices that are busy together", ""]
+    assert [line.partition(",")[0] for line in lines] == ["", *expected, "links", "contention", ""]
     assert lines[1] == f"0 of {count} signatures on cpu:0, 0 s"
     assert main([*command, "--json"]) == 0
     assert capsys.readouterr().err == ""

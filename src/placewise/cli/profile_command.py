@@ -11,7 +11,7 @@ from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_comma
 if TYPE_CHECKING:
     from placewise.core.cluster import Cluster
     from placewise.core.graph import Graph
-    from placewise.measure.profiler import Measurements
+    from placewise.measure.profiler import Profiling
 
 SHOWN_FAILURES = 3
 
@@ -69,7 +69,7 @@ def _op_sums(graph: "Graph", cluster: "Cluster") -> dict[str, float]:
     return dict(zip(cluster.device_names, predict_op_seconds(graph, cluster).sum(axis=0).tolist(), strict=True))
 
 
-def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> dict[str, Any]:
+def _facts(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> dict[str, Any]:
     return {
         "file": options.output,
         "signatures": found.num_signatures,
@@ -82,7 +82,7 @@ def _facts(found: "Measurements", graph: "Graph", cluster: "Cluster", options: a
     }
 
 
-def _print(found: "Measurements", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
+def _print(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_seconds, format_with_prefix
     from placewise.report.text_tables import table
 

@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step: Any) -> Any:
     """Returns how long some steps took, and closes the step."""
     from placewise.measure.random_batch import random_batch
-    from placewise.measure.step_times import measure_steps
+    from placewise.measure.steps import measure_steps
     from placewise.run.step.failures import step_failure
 
     with Line(options) as line:
@@ -121,11 +121,11 @@ def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, de
 
 def _compare_hardware(profile: "Profile", devices: "tuple[RealDevice, ...]", source: str) -> None:
     """Warns if a profile was measured on other hardware than this machine's, and names the first device that differs."""
-    from placewise.measure.profiler import hardware_of
+    from placewise.measure.instruments import instrument_of
 
     measured = {device.name: device.hardware for device in profile.devices}
     for device in devices:
-        if measured[device.name] != (here := hardware_of(device)):
+        if measured[device.name] != (here := instrument_of(device).hardware(device)):
             there = f"{device.name} was {measured[device.name]!r}, here it is {here!r}"
             warn(f"{source}: was measured on other hardware: {there}")
             return

@@ -82,7 +82,7 @@ def _open_measured(
     report: Callable[[str], None],
 ) -> Iterator[Evaluator]:
     from placewise.evaluate.measured import Measurer, make_runner
-    from placewise.measure.step_times import run_steps
+    from placewise.measure.steps import run_steps
 
     runner = partial(make_runner, step, problem, measure, run_steps)
     if ray is None:

@@ -1,1 +1,1 @@
-"""Measures real devices: ops, links, launches, contention, whole steps."""
+"""Measures this machine: ops, links, launches, contention and whole steps."""

@@ -14,8 +14,8 @@ from placewise.core.errors import StrategyError
 from placewise.core.profile import Timing
 from placewise.experiments.bench import measured_steps
 from placewise.experiments.bench.measured_steps import rank_correlation
-from placewise.measure.profiler import Measurements, measure_profile
-from placewise.measure.step_times import Measurement, measure_steps
+from placewise.measure.profiler import Profiling, measure_profile
+from placewise.measure.steps import MeasuredSteps, measure_steps
 from placewise.models import load_graph
 
 MODEL = "rnnlm:layers=1,hidden=8,steps=2,batch=4,vocab=20"
@@ -59,14 +59,14 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
     """Predictions are the median over the rounds' profiles; the measured step is the median over all steps."""
     slower, taken = iter([1.0, 4.0, 2.0]), iter([1.0, 3.0, 8.0])
 
-    def scaled(*args: Any, **settings: Any) -> Measurements:
+    def scaled(*args: Any, **settings: Any) -> Profiling:
         found, factor = measure_profile(*args, **settings), next(slower)
         timings = {
             signature: {device: Timing(factor, 1) for device in times} for signature, times in found.profile.timings.items()
         }
         return replace(found, profile=replace(found.profile, timings=timings))
 
-    def clocked(*args: Any) -> Measurement:
+    def clocked(*args: Any) -> MeasuredSteps:
         return replace(measure_steps(*args), step_seconds=np.full(5, next(taken)))
 
     monkeypatch.setattr(measured_steps, "measure_profile", scaled)
@@ -90,7 +90,7 @@ def test_a_stopped_benchmark_prints_what_it_has(
 ) -> None:
     rounds = iter([1, 2])
 
-    def profile(*args: Any, **settings: Any) -> Measurements:
+    def profile(*args: Any, **settings: Any) -> Profiling:
         if next(rounds) == stopped_in:
             raise KeyboardInterrupt
         return measure_profile(*args, **settings)

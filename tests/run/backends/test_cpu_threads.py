@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from placewise.measure.clocks import own_thread
+from placewise.measure.cpu_instrument import own_thread
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads, Signal
 from placewise.run.devices import RealDevice
 

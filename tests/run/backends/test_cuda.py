@@ -20,7 +20,7 @@ from placewise.experiments.bench.executor_speed import launches
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.random_batch import random_batch
-from placewise.measure.step_times import measure_steps
+from placewise.measure.steps import measure_steps
 from placewise.run.backends.cuda import CudaStreams
 from placewise.run.backends.cuda_graphs import CudaGraphs
 from placewise.run.codegen import graph_segments

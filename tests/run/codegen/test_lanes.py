@@ -16,7 +16,7 @@ from torch import nn
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.measure.step_times import measured_memory
+from placewise.measure.steps import measured_memory
 from placewise.run.codegen import lanes
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices

@@ -10,7 +10,7 @@ from executed import cpu_cluster
 from placewise.core.errors import NothingFits
 from placewise.core.problem import Problem
 from placewise.measure.random_batch import load_with_weights, random_batch
-from placewise.measure.step_times import measure_steps
+from placewise.measure.steps import measure_steps
 from placewise.run.devices import real_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.search.planner import place

@@ -29,7 +29,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.contended_schedule import schedule_together
 from placewise.measure.profiler import apply_profile, measure_profile
 from placewise.measure.random_batch import load_with_weights, random_batch
-from placewise.measure.step_times import Measurement, measure_steps, run_steps
+from placewise.measure.steps import MeasuredSteps, measure_steps, run_steps
 from placewise.run.devices import real_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.failures import is_out_of_memory
@@ -213,8 +213,8 @@ class _Ran:
 
     alone: Schedule
     together_seconds: float
-    plain: Measurement | None
-    graphed: Measurement | None  # with --cuda-graphs
+    plain: MeasuredSteps | None
+    graphed: MeasuredSteps | None  # with --cuda-graphs
 
     @classmethod
     def of(cls, captured: CapturedStep, profile: Profile, alone: Schedule, options: Prediction) -> "_Ran":
@@ -224,7 +224,9 @@ class _Ran:
         return cls(alone, together, plain, _measure(captured, alone, options, True) if options.cuda_graphs else None)
 
 
-def _measure(captured: CapturedStep, alone: Schedule, options: Prediction, cuda_graphs: bool = False) -> Measurement | None:
+def _measure(
+    captured: CapturedStep, alone: Schedule, options: Prediction, cuda_graphs: bool = False
+) -> MeasuredSteps | None:
     """Returns some measured steps of a placement; None if they run out of memory."""
     devices = real_devices(alone.problem.cluster, dict(options.virtual))
     if any(device.kind == "gpu" for device in devices):

@@ -1,4 +1,4 @@
-"""A measured step as a schedule: the same timeline, with the clock's times in it."""
+"""Steps of a placement, run and timed: their seconds, their memory, and their timeline as a schedule."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +13,7 @@ from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
+from placewise.run.lower.lowering import tensor_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
 from placewise.run.step_trace import StepTrace
@@ -20,13 +21,13 @@ from placewise.simulate.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class MeasuredSteps:
     """Some steps of a placement, run for real."""
 
     step_seconds: Floats  # [steps]
-    launch_seconds: Floats  # [steps], until the call returned: on GPUs the work may still be under way then
-    schedule: Schedule  # of one more step, which was noted
-    allocated_bytes: dict[str, int]  # by device, the allocator's peak: of whole GPUs alone
+    launch_seconds: Floats  # [steps], until the call returned: GPUs may still be busy then
+    schedule: Schedule  # of one more step, which was traced
+    allocated_bytes: dict[str, int]  # the allocators' peaks by device; only whole GPUs have an allocator of their own
 
 
 def measure_steps(
@@ -36,12 +37,12 @@ def measure_steps(
     steps: int,
     warm_up: int = 2,
     report: Callable[[str], None] = lambda line: None,
-) -> Measurement:
-    """Returns the times of some steps behind a warm-up; `predicted` is the simulator's schedule of the same placement.
+) -> MeasuredSteps:
+    """Returns the times of some steps after a warm-up, and the timeline of one more.
 
-    `report` is told before each step which one it is.
+    `predicted` is the simulator's schedule of the same placement. Before each step, `report` gets its number.
     """
-    batch = train_step.bring_home(batch)  # as the simulator has it: inputs are at home when a step starts
+    batch = train_step.bring_home(batch)  # as in the simulator, where inputs are at home when a step starts
     train_step.reset_peaks()
     times, launches = [], []
     for number in range(1 - warm_up, steps + 1):
@@ -52,13 +53,39 @@ def measure_steps(
     peaks = train_step.allocated_bytes()
     trace = train_step.trace(batch)
     schedule = measured_schedule(predicted, train_step.placed.instructions, trace)
-    columns = (np.array(column[warm_up:], np.float64) for column in (times, launches))
-    step_seconds, launch_seconds = (frozen(column, np.float64) for column in columns)
-    return Measurement(step_seconds, launch_seconds, schedule, peaks)
+    step_seconds, launch_seconds = (frozen(np.array(column[warm_up:]), np.float64) for column in (times, launches))
+    return MeasuredSteps(step_seconds, launch_seconds, schedule, peaks)
+
+
+def run_steps(
+    captured: CapturedStep,
+    cluster: Cluster,
+    placement: Sequence[str],
+    order: Ints,
+    warm_up: int,
+    steps: int,
+    virtual: Mapping[str, int],
+) -> tuple[Floats, Mapping[str, int]]:
+    """Returns the seconds of each step after the warm-up [steps], and the allocators' peak bytes by device.
+
+    This trains the step's own model. Only whole GPUs have peaks: slices of one share an allocator, and so do CPU devices.
+    """
+    problem = Problem.of(captured.graph, cluster)
+    devices = real_devices(cluster, virtual)
+    train_step = compile_placement(problem, problem.contract(placement), order, captured, devices)
+    try:
+        seconds, batch = [], train_step.bring_home(captured.step.batch)
+        train_step.reset_peaks()
+        for _ in range(warm_up + steps):
+            seconds.append(time_step(train_step, batch)[1])
+        peaks = train_step.allocated_bytes()
+    finally:
+        train_step.close()
+    return np.array(seconds[warm_up:], np.float64), peaks
 
 
 def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
-    """Runs a step, and returns the seconds until the call has returned and until the step has ended."""
+    """Runs a step, and returns the seconds until the call returned and until the step ended."""
     begin = time.perf_counter()
     train_step(batch)
     launched = time.perf_counter() - begin
@@ -66,17 +93,20 @@ def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
     return launched, time.perf_counter() - begin
 
 
+# --- the timeline ---
+
+
 def measured_schedule(predicted: Schedule, instructions: Instructions, trace: StepTrace) -> Schedule:
-    """Returns a schedule with the noted times and sizes in the place of the predicted ones; the first start is 0."""
+    """Returns the schedule with the times and sizes of a traced step, from 0 on, instead of the predicted ones."""
     t = predicted.timeline
     begin = min((start for start, _ in trace.times.values()), default=0.0)
     times = {number: (start - begin, end - begin) for number, (start, end) in trace.times.items()}
     start, end = np.array(t.start), np.array(t.end)
     copies = []
-    for number, step in enumerate(instructions.sequence):
-        if isinstance(step, RunOp):
-            start[step.op], end[step.op] = times[number]
-        elif isinstance(step, CopyTensor):
+    for number, instruction in enumerate(instructions.sequence):
+        if isinstance(instruction, RunOp):
+            start[instruction.op], end[instruction.op] = times[number]
+        elif isinstance(instruction, CopyTensor):
             copies.append(times[number])
     copy_start, copy_end = np.array(copies, np.float64).reshape(-1, 2).T
     timeline = t._replace(start=start, end=end, copy_start=copy_start, copy_end=copy_end)
@@ -89,17 +119,17 @@ def measured_schedule(predicted: Schedule, instructions: Instructions, trace: St
 def measured_memory(predicted: Schedule, instructions: Instructions, trace: StepTrace) -> Ints:
     """Returns the bytes in use on each device at each launch, from the sizes of real storages: [ops, devices].
 
-    Resident tensors count as the graph says.
+    Resident tensors count with the graph's sizes.
     """
     graph = predicted.problem.graph
     used = _resident_bytes(predicted, instructions)
     sizes: dict[tuple[int, int], int] = {}  # (tensor, device) -> bytes
     rows = []
-    for number, step in enumerate(instructions.sequence):
-        match step:
+    for number, instruction in enumerate(instructions.sequence):
+        match instruction:
             case RunOp(op, device):
                 made = [tensor for tensor in graph.ops.writes[op].tolist() if graph.tensors.alias_of[tensor] < 0]
-                for tensor in made:  # several outputs share what was noted for all of them, in the graph's proportions
+                for tensor in made:  # the trace has one size for all outputs of an op: each gets its share by the graph
                     share = graph.tensors.nbytes[tensor] / max(graph.tensors.nbytes[made].sum(), 1)
                     sizes[tensor, device] = round(trace.nbytes[number] * share)
                     used[device] += sizes[tensor, device]
@@ -114,38 +144,9 @@ def measured_memory(predicted: Schedule, instructions: Instructions, trace: Step
 
 def _resident_bytes(predicted: Schedule, instructions: Instructions) -> Ints:
     """Returns the bytes on each device before the first launch: [devices]."""
-    from placewise.run.lower.lowering import tensor_devices
-
     graph = predicted.problem.graph
     at_home = np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0))
     homes = tensor_devices(predicted.problem, predicted.placement)
     used = np.zeros(len(instructions.device_names), np.int64)
     np.add.at(used, homes[at_home], graph.tensors.nbytes[at_home])
     return used
-
-
-def run_steps(
-    captured: CapturedStep,
-    cluster: Cluster,
-    placement: Sequence[str],
-    order: Ints,
-    warm_up: int,
-    steps: int,
-    virtual: Mapping[str, int],
-) -> tuple[Floats, Mapping[str, int]]:
-    """Returns the seconds of each step behind the warm-up [steps], and the peak bytes by device, where they are known.
-
-    The step's own model is trained by it. Peaks are those of whole GPUs: slices of one, and the CPUs, share an allocator.
-    """
-    problem = Problem.of(captured.graph, cluster)
-    devices = real_devices(cluster, virtual)
-    train_step = compile_placement(problem, problem.contract(placement), order, captured, devices)
-    try:
-        seconds, batch = [], train_step.bring_home(captured.step.batch)
-        train_step.reset_peaks()
-        for _ in range(warm_up + steps):
-            seconds.append(time_step(train_step, batch)[1])
-        peaks = train_step.allocated_bytes()
-    finally:
-        train_step.close()
-    return np.array(seconds[warm_up:], np.float64), peaks

@@ -1,0 +1,96 @@
+"""Ops timed inside whole steps, where single ops mislead: launches on a GPU, and ops on a CPU, which find cold caches."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from placewise.core.cluster import Cluster, Device
+from placewise.core.problem import Problem
+from placewise.core.profile import Timing
+from placewise.graph_capture.capture import CapturedStep
+from placewise.measure.random_batch import random_batch
+from placewise.measure.steps import time_step
+from placewise.run.devices import RealDevice
+from placewise.run.lower.instructions import RunOp
+from placewise.run.step.compiling import compile_placement
+from placewise.run.step.failures import is_out_of_memory
+from placewise.run.step.train_step import TrainStep
+
+STEPS, MIN_TRACED, ENOUGH_SECONDS = 5, 2, 10.0  # after a first one; fewer steps if they take longer than that
+
+KEEPS_UP = 1.03  # a GPU that ends this soon after the last launch has waited for the host all the time
+
+
+def launch_seconds_in_steps(captured: CapturedStep, device: Device, real: RealDevice) -> float | None:
+    """Returns the host's seconds to launch an op, in whole steps on a GPU; None if that has too little memory."""
+    with _step_on(captured, device, real) as train_step:
+        batch = train_step.bring_home(random_batch(captured))
+        launched, ended = _median_step(train_step, batch)
+        seconds = launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)  # else the queues are full
+        return seconds / len(captured.graph.ops)
+    return None
+
+
+def op_timings_in_steps(
+    captured: CapturedStep, device: Device, real: RealDevice, signatures: Sequence[str]
+) -> dict[str, Timing]:
+    """Returns the times of ops in whole steps on a CPU device, by signature [ops]; none if that has too little memory.
+
+    An op's time lasts until the next one starts, because the tensors that it was the last to read are freed after it.
+    """
+    with _step_on(captured, device, real) as train_step:
+        batch = train_step.bring_home(random_batch(captured))
+        _, step_seconds = _median_step(train_step, batch)
+        found: dict[str, list[float]] = {}
+        begun, count = time.perf_counter(), 0
+        while count < MIN_TRACED or (count < STEPS and time.perf_counter() - begun < ENOUGH_SECONDS):
+            for op, seconds in _traced_op_seconds(train_step, batch, step_seconds).items():
+                found.setdefault(signatures[op], []).append(seconds)
+            count += 1
+        return {signature: Timing.of(times) for signature, times in found.items()}
+    return {}
+
+
+def _traced_op_seconds(train_step: TrainStep, batch: Any, step_seconds: float) -> dict[int, float]:
+    """Returns the seconds from each op's start to the next one's, in a traced step.
+
+    What tracing adds to the time of a usual step is taken off in equal parts, as far as the op itself leaves room.
+    """
+    sequence, times = train_step.placed.instructions.sequence, train_step.trace(batch).times
+    if not times:
+        return {}
+    numbers = sorted(times, key=lambda number: times[number][0])
+    starts = [times[number][0] for number in numbers]
+    gaps = np.diff([*starts, times[numbers[-1]][1]])
+    tracing = max(gaps.sum() - step_seconds, 0.0) / len(gaps)
+    alone = [end - start for start, end in (times[number] for number in numbers)]
+    ops = [instruction.op for instruction in (sequence[number] for number in numbers) if isinstance(instruction, RunOp)]
+    return dict(zip(ops, np.maximum(gaps - tracing, alone).tolist(), strict=True))
+
+
+def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
+    """Returns the seconds until a step is launched, and until it has ended."""
+    times: list[tuple[float, float]] = []
+    while len(times) < 2 or (len(times) < 1 + STEPS and sum(ended for _, ended in times) < ENOUGH_SECONDS):
+        times.append(time_step(train_step, batch))
+    launched, ended = np.median(times[1:], axis=0).tolist()
+    return launched, ended
+
+
+@contextmanager
+def _step_on(captured: CapturedStep, device: Device, real: RealDevice) -> Iterator[TrainStep]:
+    """Gives the step on one device; if that runs out of memory, the block ends there without an error."""
+    alone = Cluster("one", (replace(device, memory_bytes=2**50),), ())
+    problem = Problem.of(captured.graph, alone)
+    train_step = compile_placement(problem, np.zeros(problem.num_groups, np.int64), None, captured, (real,))
+    try:
+        yield train_step
+    except (RuntimeError, MemoryError) as trouble:
+        if not is_out_of_memory(trouble):
+            raise
+    finally:
+        train_step.close()
