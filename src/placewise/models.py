@@ -1,26 +1,31 @@
-"""MODEL on the command line: a zoo name with options, a graph file, or package.module:function."""
+"""MODEL on the command line: a zoo model with options, a graph file, package.module:function or path/to/file.py:function."""
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from placewise import zoo
 from placewise.core.errors import InputError, ModelError, one_line
 from placewise.core.graph import Graph
+from placewise.core.suggestions import did_you_mean
 from placewise.formats.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from placewise.graph_capture.capture import CapturedStep
 
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 
-NO_MODELS = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by a file's format
+OTHER_FILES = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by format
 
 
 def load_graph(model: str) -> Graph:
-    """Returns the graph of a model; a file is read without loading torch."""
+    """Returns the graph of a model; a graph file is read without loading torch."""
     if _is_file(model):
         from placewise.formats.importers import read_any_graph
 
@@ -30,9 +35,9 @@ def load_graph(model: str) -> Graph:
 
 
 def load_step(model: str, device: str = "meta") -> "CapturedStep":
-    """Returns the captured step of a model; a graph file has lost it.
+    """Returns the captured step of a model; a graph file does not have one.
 
-    On the meta device, the default, its tensors have no values; to run it, build it on a real one ("cpu").
+    Tensors on the meta device, the default, have no values; use a real device ("cpu") for a step that will be run.
     """
     if _is_file(model):
         raise ModelError(f"{model}: is {_kind_of(model)}")
@@ -43,28 +48,35 @@ def load_step(model: str, device: str = "meta") -> "CapturedStep":
 
 
 def _kind_of(path: str) -> str:
-    """Returns what a file is that is no model, and what is needed."""
+    """Returns what a file is that can't be run, and what is needed instead."""
     try:
         data = parse_json(path, read_bytes(path, ModelError), ModelError)
     except ModelError:
         data = None
-    if what := NO_MODELS.get(str(data.get("format")) if isinstance(data, dict) else ""):
-        return f"{what}, MODEL must be a zoo name with options (nmt:layers=4), or package.module:function"
+    if what := OTHER_FILES.get(str(data.get("format")) if isinstance(data, dict) else ""):
+        return (
+            f"{what}, but MODEL must be a zoo model with options (nmt:layers=4), package.module:function or "
+            "path/to/file.py:function"
+        )
     return "a graph file, which can't be run: name the model that it was captured from"
 
 
 def _is_file(model: str) -> bool:
-    return model.partition(":")[0] not in zoo.MODELS and os.path.isfile(model)
+    return model.partition(":")[0] not in zoo.MODELS and not model.endswith(".py") and os.path.isfile(model)
 
 
 def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
-    if model.partition(":")[0] in zoo.MODELS:
+    name = model.partition(":")[0]
+    if name in zoo.MODELS:
         step = zoo.build_step(model, device)
-    elif FUNCTION.fullmatch(model):
-        step = _call(model, device)
+    elif function := FUNCTION.fullmatch(model):
+        step = _call(model, function[1], function[2], device)
+    elif model.endswith(".py"):
+        raise ModelError(f"{model}: name the function that returns the step, as in {model}:step")
     else:
         raise ModelError(
-            f"{model}: is neither a file, nor package.module:function, nor one of the zoo's models: {', '.join(zoo.MODELS)}"
+            f"{model}: is neither a file, nor a function (package.module:function or path/to/file.py:function), nor a "
+            f"model of the zoo: {did_you_mean(name, zoo.MODELS)}"
         )
     return _captured(step, model)
 
@@ -85,21 +97,68 @@ def _captured(step: Any, model: str) -> "CapturedStep | Graph":
     return capture_step(step, model)
 
 
-def _call(model: str, device: str) -> Any:
+def _call(model: str, module_name: str, function_name: str, device: str) -> Any:
     """Returns what the user's function returns, called with this default device: on meta it allocates nothing."""
     import torch
 
-    module_name, _, function_name = model.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-        with torch.device(device):
-            return function()
+        with _importable(module_name):
+            module = _load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+            if not hasattr(module, function_name):
+                functions = [name for name, value in vars(module).items() if callable(value)]
+                hint = did_you_mean(function_name, functions) if functions else "it has no functions"
+                raise ModelError(f"model {model!r}: there is no function {function_name!r} in {module_name}: {hint}")
+            with torch.device(device):
+                return getattr(module, function_name)()
     except InputError:
         raise
     except Exception as problem:
         raise ModelError(f"model {model!r}: {type(problem).__name__}: {one_line(problem)}{_line_of(problem)}") from problem
+
+
+@contextmanager
+def _importable(module_name: str) -> Iterator[None]:
+    """Lets a module of the current folder be imported, or by a file its neighbours, as if the file were run as a script.
+
+    Later the file's folder is the last that is searched, here and in processes that we start: a neighbour may be called
+    json.py.
+    """
+    if not module_name.endswith(".py"):
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        yield
+        return
+    folder = os.path.dirname(os.path.realpath(module_name))
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _load_file(path: str) -> ModuleType:
+    """Returns the module of a file; it is loaded once, under its full path if its name is taken."""
+    if not os.path.isfile(path):
+        raise ModelError(f"{path}: there is no such file")
+    path = os.path.realpath(path)
+    name = os.path.basename(path).removesuffix(".py")
+    for module in (sys.modules.get(name), sys.modules.get(path)):
+        if module is not None and getattr(module, "__file__", None) == path:
+            return module
+    spec = importlib.util.spec_from_file_location(path if name in sys.modules else name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[spec.name]
+        raise
+    return module
 
 
 def _line_of(problem: BaseException) -> str:

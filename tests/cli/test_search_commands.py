@@ -159,9 +159,12 @@ def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, ca
     [
         (["--strategy", "simulated"], "unknown strategy 'simulated'"),
         (["--set", "neighbours=many"], "neighbours must be a whole number, it is 'many'"),
-        (["--set", "neighbors=3"], "there is no parameter 'neighbors'"),
+        (["--set", "neighbors=3"], "unknown parameter 'neighbors': did you mean 'neighbours'?"),
         (["--set", "neighbours"], "--set must be NAME=VALUE"),
-        (["--grouping", "coarse"], "grouping 'coarse'"),
+        (
+            ["--grouping", "coarse"],
+            "unknown grouping 'coarse': did you mean 'coarse:N'?",
+        ),
         (["--cluster", "9xK80"], "9xK80"),
         (["-o", "/nowhere/plan.json"], "/nowhere"),
     ],

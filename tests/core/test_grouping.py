@@ -149,7 +149,21 @@ def test_coarse_contracts_heavy_edges_first() -> None:
 def test_unknown_groupings_are_refused(name: str) -> None:
     with pytest.raises(ProblemError) as caught:
         group_ops(tiny_graph(), name)
-    assert str(caught.value) == f"grouping {name!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)"
+    assert str(caught.value).startswith(f"unknown grouping {name!r}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("colocatd", "did you mean 'colocated'?"),
+        ("coarse:0", "did you mean 'coarse:N'? (K and N are whole numbers above 0)"),
+        ("finest", f"expected one of {', '.join(GROUPINGS)} (K and N are whole numbers above 0)"),
+    ],
+)
+def test_a_misspelt_grouping_gets_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        group_ops(tiny_graph(), name)
+    assert str(caught.value) == f"unknown grouping {name!r}: {hint}"
 
 
 # --- against slow oracles ---

@@ -112,7 +112,7 @@ def test_a_grouping_that_leaves_no_device_is_refused() -> None:
 
 
 def test_an_unknown_grouping_is_refused() -> None:
-    with pytest.raises(ProblemError, match="grouping 'finest': must be one of colocated"):
+    with pytest.raises(ProblemError, match="unknown grouping 'finest': expected one of colocated"):
         Problem.of(tiny_graph(), tiny_cluster(), "finest")
 
 

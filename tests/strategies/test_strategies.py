@@ -241,7 +241,7 @@ def test_defaults_can_be_written_as_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_parameters_are_refused_in_one_line(name: str) -> None:
-    wrong = [("no_such_parameter", "1", "there is no parameter 'no_such_parameter'")]
+    wrong = [("no_such_parameter", "1", "unknown parameter 'no_such_parameter': ")]
     for key, default in parameters(name).items():
         if isinstance(default, bool) or not isinstance(default, str):
             wrong.append((key, "many", f"{key} must be"))

@@ -217,7 +217,7 @@ def test_micro_batches() -> None:
     [
         (
             "vgg",
-            "unknown model 'vgg': it must be one of inception-v3, resnet, cifar-cnn, rnnlm, nmt, gpt, bert",
+            "unknown model 'vgg': expected one of inception-v3, resnet, cifar-cnn, rnnlm, nmt, gpt, bert",
         ),
         ("", "unknown model ''"),
         ("nmt:", "model 'nmt': each option must be name=value, got ''"),
@@ -226,7 +226,7 @@ def test_micro_batches() -> None:
         ("nmt:layers=1,layers=2", "model 'nmt': option 'layers' must be given once, got 'nmt:layers=1,layers=2'"),
         (
             "nmt:steps=3",
-            "model 'nmt': unknown option 'steps', it must be one of layers, hidden, length, batch, vocab, micro",
+            "model 'nmt': unknown option 'steps': expected one of layers, hidden, length, batch, vocab, micro",
         ),
         ("resnet:depth=51", "model 'resnet': option 'depth' must be one of 50, 101, 152, 200, got 51"),
         ("gpt:size=tiny", "model 'gpt': option 'size' must be one of small, medium, large, xl, got tiny"),

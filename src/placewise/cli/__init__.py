@@ -29,6 +29,7 @@ from placewise.cli.shared_options import warn
 from placewise.cli.simulate_command import add_simulate
 from placewise.cli.strategies_command import add_strategies
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
+from placewise.core.suggestions import closest, did_you_mean
 from placewise.machines.hardware_queues import want_queues
 
 COMMANDS = (  # in the order in which a newcomer needs them
@@ -94,10 +95,28 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line and name the command."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        if self._subparsers is None:
+            self._check_spelling(list(sys.argv[1:] if args is None else args))
         known, others = super().parse_known_args(args, namespace)
         if others:  # refused here, because the parser above would name `placewise` alone
             self.error(f"unrecognized arguments: {' '.join(others)}")
         return known, others
+
+    def _check_spelling(self, words: list[str]) -> None:
+        """Refuses a misspelt option before argparse misses the one that was meant."""
+        known = [option[2:] for option in self._option_string_actions if option.startswith("--")]
+        for word in words[: words.index("--")] if "--" in words else words:
+            name = word[2:].partition("=")[0]
+            is_unknown = word.startswith("--") and not any(option.startswith(name) for option in known)
+            if is_unknown and (meant := closest(name, known)):
+                self.error(f"unknown option --{name}: did you mean '--{meant}'?")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            is_command = isinstance(action, argparse._SubParsersAction)
+            what = str(action.metavar).lower() if is_command else "value"
+            rule = f"unknown {what} {value!r}: {did_you_mean(str(value), map(str, action.choices))}"
+            raise argparse.ArgumentError(None if is_command else action, rule)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")

@@ -11,6 +11,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.errors import ClusterError
 from placewise.core.graph import MAX_BYTES, digest_of
+from placewise.core.suggestions import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Cluster:
         if name in PRESETS:
             return preset(name)
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
-            raise ClusterError(f"{name}: is neither a file nor a preset; the presets are {', '.join(PRESETS)}")
+            raise ClusterError(f"{name}: is neither a file nor a preset: {did_you_mean(name, PRESETS)}")
         return read_cluster(name)
 
     @classmethod

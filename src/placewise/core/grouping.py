@@ -20,6 +20,7 @@ from placewise.core.costs import nominal_seconds
 from placewise.core.errors import ProblemError
 from placewise.core.graph import PHASES, Graph
 from placewise.core.labels import connected_components, renumber, sum_by_label
+from placewise.core.suggestions import did_you_mean
 
 COLOCATED = "colocated"
 
@@ -34,7 +35,7 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
     """Returns the merged group of each of the graph's groups, numbered by first group: [the graph's groups]."""
     name, _, number = grouping.partition(":")
     if not is_grouping(grouping):
-        raise ProblemError(f"grouping {grouping!r}: must be one of {', '.join(GROUPINGS)} (K and N above 0)")
+        raise ProblemError(unknown_grouping(grouping))
     if name == COLOCATED:
         return np.arange(graph.num_groups)
     if name == "single-consumer":
@@ -61,6 +62,12 @@ def is_grouping(text: str) -> bool:
     name, _, number = text.partition(":")
     takes_number = name in ("name-prefix", "coarse")
     return text in GROUPINGS[:2] + GROUPINGS[3:5] or bool(takes_number and _NUMBER.fullmatch(number))
+
+
+def unknown_grouping(text: str) -> str:
+    """Returns what is wrong with a text that names none of the choices."""
+    hint = did_you_mean(text, GROUPINGS)
+    return f"unknown grouping {text!r}: {hint}{' (K and N are whole numbers above 0)' if ':' in hint else ''}"
 
 
 def module_path(graph: Graph, op: int) -> str:

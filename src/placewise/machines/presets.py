@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError
+from placewise.core.suggestions import did_you_mean
 
 GIB = 2**30
 
@@ -190,7 +191,7 @@ def preset_names() -> tuple[str, ...]:
 def preset(name: str) -> Cluster:
     """Returns the cluster of that name."""
     if name not in PRESETS:
-        raise ClusterError(f"there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+        raise ClusterError(f"unknown preset {name!r}: {did_you_mean(name, PRESETS)}")
     machine = PRESETS[name]
     return assemble(name, machine, lambda source, target: machine.gpus[source].nvlink is not None)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from placewise.core.contracts import Strategy
 from placewise.core.errors import StrategyError
+from placewise.core.suggestions import did_you_mean
 
 __all__ = ["FAMILIES", "STRATEGIES", "Listing", "make", "names_of", "parameters"]
 
@@ -89,7 +90,7 @@ def names_of(text: str) -> tuple[str, ...]:
     for word in text.split(","):
         family = [n for n, entry in STRATEGIES.items() if word in ("all", entry.family)]
         if not family and word not in STRATEGIES:
-            raise StrategyError(f"unknown strategy {word!r}: it must be one of {', '.join((*FAMILIES, 'all', *STRATEGIES))}")
+            raise StrategyError(f"unknown strategy {word!r}: {did_you_mean(word, (*FAMILIES, 'all', *STRATEGIES))}")
         names += [name for name in family or [word] if name not in names]
     return tuple(names)
 
@@ -106,8 +107,7 @@ def make(name: str, settings: dict[str, str] | None = None) -> Strategy:
     values = {}
     for key, text in (settings or {}).items():
         if key not in fields:
-            known = ", ".join(fields) or "none"
-            raise StrategyError(f"strategy {name!r}: there is no parameter {key!r}; its parameters are: {known}")
+            raise StrategyError(f"strategy {name!r}: unknown parameter {key!r}: {did_you_mean(key, fields)}")
         values[key] = _value(name, key, text, types[key])
     try:
         strategy: Strategy = kind(**values)
@@ -118,7 +118,7 @@ def make(name: str, settings: dict[str, str] | None = None) -> Strategy:
 
 def _class(name: str) -> Any:
     if name not in STRATEGIES:
-        raise StrategyError(f"unknown strategy {name!r}: it must be one of {', '.join(STRATEGIES)}")
+        raise StrategyError(f"unknown strategy {name!r}: {did_you_mean(name, STRATEGIES)}")
     module, _, attribute = STRATEGIES[name].location.partition(":")
     return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
 

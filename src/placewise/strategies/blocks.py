@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
-from placewise.core.grouping import GROUPINGS, group_ops, is_grouping
+from placewise.core.grouping import group_ops, is_grouping, unknown_grouping
 from placewise.core.labels import connected_components, renumber, sum_by_label
 from placewise.core.problem import Problem
 
@@ -15,7 +15,7 @@ NEXT_TO_NOTHING = 1e-12  # seconds, for groups that do no work: so that blocks o
 def check_grouping(grouping: str) -> None:
     """Raises ValueError where a grouping is none of those that core/grouping.py has."""
     if not is_grouping(grouping):
-        raise ValueError(f"grouping must be one of {', '.join(GROUPINGS)} (K and N above 0), it is {grouping!r}")
+        raise ValueError(unknown_grouping(grouping))
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from placewise.core.errors import ModelError
+from placewise.core.suggestions import did_you_mean
 from placewise.zoo.options import Option, Value, read_options, signature_options, violation
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def build_step(text: str, device: str = "meta") -> "TrainingStep":
 
 def _entry(name: str) -> ZooModel:
     if name not in MODELS:
-        raise ModelError(f"unknown model {name!r}: it must be one of {', '.join(MODELS)}")
+        raise ModelError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
     return MODELS[name]
 
 

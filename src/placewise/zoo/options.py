@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from placewise.core.errors import ModelError
+from placewise.core.suggestions import did_you_mean
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -71,7 +72,7 @@ def read_options(model: str, options: Iterable[Option], given: Mapping[str, str]
     known = {option.name: option for option in options}
     for name in given:
         if name not in known:
-            raise ModelError(f"model {model!r}: unknown option {name!r}, it must be one of {', '.join(known)}")
+            raise ModelError(f"model {model!r}: unknown option {name!r}: {did_you_mean(name, known)}")
     return {name: option.read(model, given[name]) if name in given else option.default for name, option in known.items()}
 
 

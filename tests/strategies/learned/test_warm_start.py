@@ -159,6 +159,6 @@ def test_blocks_can_run_where_all_of_their_groups_can(case: tuple[Step, np.rando
 
 @pytest.mark.parametrize("text", ["", "no-such", "coarse", "coarse:0", "coarse:-1", "name-prefix:x", "module:2"])
 def test_a_wrong_grouping_is_refused_before_any_work(text: str) -> None:
-    with pytest.raises(StrategyError, match=r"strategy 'post': grouping must be one of colocated, .*, it is '") as refusal:
+    with pytest.raises(StrategyError, match="strategy 'post': unknown grouping '") as refusal:
         make("post", {"grouping": text})
     assert repr(text) in str(refusal.value)
