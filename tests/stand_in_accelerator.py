@@ -7,7 +7,7 @@ that was not kept shows as another result.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from torch import Tensor, empty_strided
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.backends.protocol import Prepared
@@ -227,3 +227,25 @@ class Tapes:
 
     def reset(self) -> None:
         self.tapes.clear()
+
+
+class StandInAccelerator:
+    """The backend of a kind of device that no file of ours knows: the CPU, launched on from the host."""
+
+    def claim(
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+    ) -> list[RealDevice]:
+        return [RealDevice(device.name, device.kind, "cpu", launches_from_host=True) for device in devices]
+
+    def reset_peaks(self, devices: Sequence[RealDevice]) -> None: ...
+
+    def peak_bytes(self, devices: Sequence[RealDevice]) -> dict[str, int]:
+        return {device.name: 7 for device in devices}
+
+    def release_memory(self) -> None: ...
+
+    def open_streams(self, devices: Sequence[RealDevice]) -> InstantStreams:
+        return InstantStreams([device.launches_from_host for device in devices])
+
+    def graph_recorder(self, devices: Sequence[RealDevice]) -> Callable[[], Tapes]:
+        return Tapes

@@ -32,21 +32,20 @@ def test_more_cpu_devices_than_cores_share_them() -> None:
     assert [device.cores for device in devices] == [(1,), (3,), (5,), (7,), (1,)]
 
 
-def test_one_core_is_left_to_the_host_of_gpus() -> None:
+def test_one_core_is_left_for_launching_on_gpus() -> None:
     assert [device.cores for device in real_devices(cluster(gpu="gpu", cpu="cpu"))] == [(), (1, 3, 5)]
-    assert [device.threads for device in real_devices(cluster(gpu="gpu", **{f"cpu_{i}": "cpu" for i in range(4)}))][1:] == [
-        1
-    ] * 4
+    _, *cpus = real_devices(cluster(gpu="gpu", **{f"cpu_{i}": "cpu" for i in range(4)}))
+    assert [device.threads for device in cpus] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("count", "num_left"), [(7, 1), (8, 2), (16, 2), (64, 8)])
-def test_some_of_many_cores_are_left_to_the_host_and_to_what_is_pinned(
-    monkeypatch: pytest.MonkeyPatch, count: int, num_left: int
+@pytest.mark.parametrize(("count", "num_host_cores"), [(7, 1), (8, 2), (16, 2), (64, 8)])
+def test_some_of_many_cores_are_left_for_launching_and_pinning(
+    monkeypatch: pytest.MonkeyPatch, count: int, num_host_cores: int
 ) -> None:
     monkeypatch.setattr(cpu_threads, "processors", lambda: list(range(count)))
     _, cpu = real_devices(cluster(gpu="gpu", cpu="cpu"))
-    assert (cpu.cores, cpu.host_cores) == (tuple(range(count - num_left)), tuple(range(count - num_left, count)))
-    assert (cpu.pinning_thread.cores, cpu.pinning_thread.threads) == (cpu.host_cores, num_left)
+    assert (cpu.cores, cpu.host_cores) == (tuple(range(count - num_host_cores)), tuple(range(count - num_host_cores, count)))
+    assert (cpu.pinning_thread.cores, cpu.pinning_thread.threads) == (cpu.host_cores, num_host_cores)
     assert real_devices(cluster(cpu="cpu"))[0].host_cores == ()
 
 
@@ -72,6 +71,6 @@ def test_slices_come_before_the_next_gpu() -> None:
         ({"a": "tpu"}, {}, "device 'a' is of kind 'tpu', only gpu and cpu can be run"),
     ],
 )
-def test_a_machine_that_is_not_there_is_refused(kinds: dict[str, str], virtual: dict[str, int], rule: str) -> None:
+def test_a_cluster_that_this_machine_is_not_is_refused(kinds: dict[str, str], virtual: dict[str, int], rule: str) -> None:
     with pytest.raises(ExecutionError, match=rule):
         real_devices(cluster(**kinds), virtual)

@@ -18,14 +18,14 @@ SLICED_KIND = "gpu"  # the devices that `virtual` can cut into slices
 class RealDevice:
     """One device of a cluster as a piece of this machine: an accelerator, a slice of one, or some cores of the host."""
 
-    name: str  # the cluster's name for it
-    kind: str  # the cluster's, which names its backend
-    torch_device: str  # where its tensors are, as PyTorch calls it
+    name: str  # in the cluster
+    kind: str  # in the cluster, and of its backend
+    torch_device: str  # where its tensors are
     launches_from_host: bool = False  # the calling thread launches its ops on a stream; else its own thread runs them
-    threads: int = 0  # that one of its ops uses, on a thread of its own
+    threads: int = 0  # for each op that its own thread runs
     slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share an accelerator
-    cores: tuple[int, ...] = ()  # the processors that its own thread runs on
-    host_cores: tuple[int, ...] = ()  # the processors that are left to launching and pinning, if the step needs that
+    cores: tuple[int, ...] = ()  # the processors of its own thread
+    host_cores: tuple[int, ...] = ()  # the processors that are left for launching and pinning, if other devices need it
 
     @property
     def pinning_thread(self) -> "RealDevice":
@@ -37,8 +37,8 @@ class RealDevice:
 def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
     """Returns the piece of this machine that each device of a cluster is, in the cluster's order.
 
-    Each backend decides for the devices of its kind (`claim`). `virtual` has the number of slices that a GPU is cut into, by
-    PyTorch's name for it; the first devices of the cluster are these slices.
+    Each backend decides for the devices of its kind (`Backend.claim`). `virtual` has the number of slices that a GPU is cut
+    into, by PyTorch's name for the GPU.
     """
     for device in cluster.devices:
         if device.kind not in BACKENDS:

@@ -1,4 +1,4 @@
-"""The threads of CPU devices, and the memory that they use again."""
+"""The threads of CPU devices, and the memory that they reuse."""
 
 import gc
 import os
@@ -46,8 +46,8 @@ def num_threads_of(threads: LaneThreads, lanes: list[int]) -> dict[int, int]:
     return found
 
 
-def test_each_worker_has_its_own_number_of_threads() -> None:
-    """PyTorch has one number for all threads that have not asked yet; the last one set must not become everyone's."""
+def test_each_lane_thread_has_its_own_number_of_threads() -> None:
+    """PyTorch has one number for all threads that have not asked for theirs yet, which must stay as it was."""
     threads = LaneThreads(
         {
             0: RealDevice("a", "cpu", "cpu", threads=2),
@@ -61,8 +61,8 @@ def test_each_worker_has_its_own_number_of_threads() -> None:
     threads.close()
 
 
-def test_a_team_leaves_the_number_of_its_makers_thread_alone() -> None:
-    """Also where that thread has not asked for it before."""
+def test_the_thread_that_makes_lane_threads_keeps_its_number_of_threads() -> None:
+    """Also if it has not asked for it before."""
 
     def make() -> int:
         threads = LaneThreads({0: RealDevice("a", "cpu", "cpu", threads=7)}, Cancellation())
@@ -85,7 +85,7 @@ def test_threads_that_measure_have_their_own_numbers_too() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")
-def test_cores_that_are_not_there_are_refused() -> None:
+def test_cores_that_do_not_exist_are_refused() -> None:
     usual, threads = torch.get_num_threads(), set(threading.enumerate())
     with pytest.raises((OSError, ValueError)):
         LaneThreads(
@@ -98,13 +98,13 @@ def test_cores_that_are_not_there_are_refused() -> None:
     gc.collect()
     for thread in set(threading.enumerate()) - threads:
         thread.join(10)
-    assert set(threading.enumerate()) <= threads  # none of the threads's; threads of others may have ended by now
+    assert set(threading.enumerate()) <= threads  # none of ours is left; threads of others may have ended by now
     assert in_a_new_thread(torch.get_num_threads) == usual
 
 
 @pytest.mark.skipif(not hasattr(os, "confstr") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="no glibc")
-def test_freed_memory_is_used_again() -> None:
-    """Where nobody has chosen otherwise, memory that was freed is touched again without a page fault."""
+def test_freed_memory_is_reused() -> None:
+    """Memory that was freed is touched again without a page fault, unless the user has set one of glibc's variables."""
     free = {key: value for key, value in os.environ.items() if not key.startswith("MALLOC_") and key != "GLIBC_TUNABLES"}
     faults = []
     for environment in (free, free | {"MALLOC_PERTURB_": "0"}):
@@ -114,7 +114,7 @@ def test_freed_memory_is_used_again() -> None:
 
 
 def run_interrupted(threads: LaneThreads, moment: int, ran: list[str]) -> bool:
-    """Runs a lane and the host's with Ctrl-C before some bytecode of `LaneThreads.run`; whether there are so many."""
+    """Runs a lane and the host's with Ctrl-C before bytecode `moment` of `LaneThreads.run`; returns whether it came."""
     signal, left = Signal(threads.cancellation), iter(range(moment))
 
     def lane() -> None:
@@ -141,8 +141,8 @@ def run_interrupted(threads: LaneThreads, moment: int, ran: list[str]) -> bool:
     return False
 
 
-def test_nobody_goes_on_behind_a_step_that_was_interrupted() -> None:
-    """Whatever the moment; and the next step runs."""
+def test_no_thread_goes_on_after_an_interrupt() -> None:
+    """At whichever bytecode it comes; and the next step runs."""
     threads, moment = LaneThreads({0: RealDevice("a", "cpu", "cpu", threads=1)}, Cancellation()), 0
     ran: list[str] = []
     while run_interrupted(threads, moment, ran):

@@ -1,6 +1,6 @@
-"""Compiled steps on a real GPU: in several streams, in slices, beside CPU devices; skipped where there is none.
+"""Compiled steps on a real GPU: in several streams, in slices, with CPU devices; skipped if there is no GPU.
 
-It needs pytest alone: python -m pytest tests/run/backends/test_cuda.py -q
+It needs only pytest: python -m pytest tests/run/backends/test_cuda.py -q
 """
 
 import copy
@@ -50,7 +50,7 @@ def machine(*kinds: str) -> Cluster:
 
 
 class Layers(nn.Module):
-    """Layers of products with a sum of all of them, so that every tensor is read twice; no op that adds in any order."""
+    """Layers of products, with a sum of all of them so that each is read twice; no op whose order of additions varies."""
 
     def __init__(self, width: int = 256, depth: int = 6) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Layers(nn.Module):
 
 
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
-    """F.mse_loss keeps the memory of all squares below its one number, which the graph does not know."""
+    """Unlike F.mse_loss, whose result keeps the storage of all squares, which the graph does not know."""
     return (output - target).square().mean()
 
 
@@ -81,7 +81,7 @@ def placements(problem: Problem, seed: int) -> Ints:
 
 
 def on_plain_streams(step: CapturedStep, problem: Problem, placement: Ints, cuda_graphs: bool = False) -> TrainStep:
-    """Returns the step on several devices that are all the whole of cuda:0, each with a stream of its own."""
+    """Returns the step on several devices that are all of cuda:0, each with a stream of its own."""
     devices = tuple(
         RealDevice(device.name, "gpu", "cuda:0", launches_from_host=True, slice=(i, problem.num_devices))
         for i, device in enumerate(problem.cluster.devices)
@@ -124,7 +124,7 @@ def test_one_gpu_trains_as_the_cpu_does() -> None:
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_four_streams_give_the_bits_of_one(seed: int, cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random placements of large tensors: memory that is used again too early, or a wait that is missing, changes bits."""
+    """Random placements of large tensors: memory that is reused too early, or a missing wait, changes bits."""
     monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)  # a random placement has only short ones
     results = []
     for number in (1, 4):
@@ -159,7 +159,7 @@ def test_gpus_and_cpus_together(kinds: tuple[str, ...]) -> None:
 
 
 def test_what_a_cpu_updates_and_a_gpu_reads_stays_pinned() -> None:
-    """For twenty steps, in which the copies of large parameters are under way for long: the losses of one GPU."""
+    """Twenty steps in which copies of large parameters take long have the losses of one GPU."""
     step, other = captured(width=1024), captured(width=1024)
     problem = Problem.of(step.graph, machine("gpu", "cpu"))
     placement = placements(problem, 2)
@@ -199,13 +199,13 @@ def test_the_zoo_in_slices(name: str) -> None:
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("slices", [1, 4])
 def test_the_zoo_with_cuda_graphs(name: str, slices: int) -> None:
-    """In stretches of a plan by module, against the same plan without graphs: other batches in every step."""
+    """Against the same plan without graphs, with another batch in every step."""
     losses = []
     for cuda_graphs in (False, True):
         torch.manual_seed(0)
         step = capture_step(zoo.build_step(name, device="cpu"))
         problem = Problem.of(step.graph, machine(*["gpu"] * slices))
-        chosen = np.sort(placements(problem, 0))  # few cuts, so that stretches are long
+        chosen = np.sort(placements(problem, 0))  # few cuts, so that segments are long
         devices = real_devices(problem.cluster, {"cuda:0": slices} if slices > 1 else {})
         train_step = compile_placement(problem, chosen, None, step, devices, cuda_graphs)
         torch.cuda.manual_seed(0)
@@ -232,7 +232,7 @@ def test_graphs_of_a_gpu_and_a_cpu() -> None:
 
 
 def test_peak_memory_is_as_predicted() -> None:
-    """The allocator's peak of a whole GPU, less what was there before, within 5%; our own count exactly."""
+    """The allocator's peak of a whole GPU, without what it had before, within 5%; our own count exactly."""
     step = captured(width=2048, rows=16384)  # large against the workspaces of cuBLAS
     problem = Problem.of(step.graph, machine("gpu"))
     everything = np.zeros(problem.num_groups, np.int64)
@@ -248,7 +248,7 @@ def test_peak_memory_is_as_predicted() -> None:
 
 
 def test_a_peak_holds_nothing_that_another_placement_has_left() -> None:
-    """What the GPU had of the model and its state goes home to the CPU before anything is counted."""
+    """What the GPU had of the model and its state moves to the CPU before anything is counted."""
     step = captured(width=2048, rows=64)
     problem = Problem.of(step.graph, machine("gpu", "cpu"))
     devices = real_devices(problem.cluster)

@@ -46,7 +46,7 @@ def lowered(drawn: Drawn) -> tuple[Problem, Schedule, Instructions]:
 def test_the_tiny_step_by_hand() -> None:
     """relu and mm.backward on gpu:0, mm and the update on gpu:1: h goes over once, y comes back, then the gradient.
 
-    h (2) is read by mm on gpu:1, whose copy dies there at once, and by mm.backward on gpu:0. y (3) is an output: it stays.
+    h (2) is read by mm on gpu:1, where its copy is freed at once, and by mm.backward on gpu:0. y (3) is an output: it stays.
     """
     problem = Problem.of(tiny_graph(), tiny_cluster())
     instructions = lower(problem, np.array([0, 1, 0]))
@@ -103,7 +103,7 @@ def test_text_parses_back(drawn: Drawn, names: list[str]) -> None:
 @given(steps(max_ops=25, min_ops=2), st.data())
 @settings(max_examples=200)
 def test_planted_faults_are_found(drawn: Drawn, data: st.DataObject) -> None:
-    """Without one instruction, or with one twice, or with one moved to another device, nothing is right any more."""
+    """An instruction that is missing, or there twice, or on another device, breaks a rule."""
     problem, schedule, instructions = lowered(drawn)
     homes = tensor_devices(problem, schedule.placement)
     number = data.draw(st.integers(0, len(instructions.sequence) - 1))
@@ -143,6 +143,6 @@ def test_a_free_that_is_too_early_is_found_by_the_op_that_needs_it(drawn: Drawn)
         (TINY + 'free 0 "gpu:9"', "line 14: there is no device 'gpu:9'; the devices are gpu:0, gpu:1"),
     ],
 )
-def test_a_text_that_is_none_is_refused(text: str, rule: str) -> None:
+def test_a_text_that_breaks_a_rule_is_refused(text: str, rule: str) -> None:
     with pytest.raises(PlanError, match=rule):
         Instructions.parse(text)

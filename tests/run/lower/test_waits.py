@@ -1,4 +1,4 @@
-"""What waits for what: every dependency is kept, and no queue waits for what it knows."""
+"""What waits for what: every dependency is kept, and no queue waits for what it already knows."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -28,24 +28,23 @@ def dependencies(step: Step, instructions: Instructions) -> list[tuple[int, int]
     return pairs
 
 
-def ended_before(waits: Waits, is_gpu: list[bool]) -> dict[int, set[int]]:
+def ended_before(waits: Waits, from_host: list[bool]) -> dict[int, set[int]]:
     """Returns, for each instruction, all others that have surely ended when it starts, in plain Python.
 
-    A queue works in order. The host launches all GPU queues, so what it waited for itself (an op of a CPU device) has
-    ended for all that it launches later.
+    A queue works in order. What the host has waited for itself (an op on a thread) has ended for all that it launches later.
     """
     before: dict[int, set[int]] = {}
     last: dict[tuple[int, ...], int] = {}
     host: set[int] = set()
     for number, queue in waits.queues.items():
-        on_gpu = any(is_gpu[device] for device in queue)
+        is_launched = any(from_host[device] for device in queue)
         known = {last[queue]} | before[last[queue]] if queue in last else set()
         for need in waits.before[number]:
             news = {need} | before[need]
             known |= news
-            if on_gpu and not any(is_gpu[device] for device in waits.queues[need]):
+            if is_launched and not any(from_host[device] for device in waits.queues[need]):
                 host |= news
-        before[number] = known | (host if on_gpu else set())
+        before[number] = known | (host if is_launched else set())
         last[queue] = number
     return before
 
@@ -53,26 +52,26 @@ def ended_before(waits: Waits, is_gpu: list[bool]) -> dict[int, set[int]]:
 @given(steps(max_ops=25), st.lists(st.booleans(), min_size=4, max_size=4))
 @settings(max_examples=300)
 def test_every_dependency_is_kept_and_every_wait_is_needed(
-    drawn: tuple[Step, np.random.Generator], is_gpu: list[bool]
+    drawn: tuple[Step, np.random.Generator], from_host: list[bool]
 ) -> None:
     step, rng = drawn
     placement, order = random_placements(step.problem, rng, 1)[0], random_order(step.problem, rng)
     instructions = lower(step.problem, placement, order)
-    waits = plan_waits(step.problem.graph, instructions, is_gpu)
-    before = ended_before(waits, is_gpu)
+    waits = plan_waits(step.problem.graph, instructions, from_host)
+    before = ended_before(waits, from_host)
     for first, second in dependencies(step, instructions):
         assert first in before[second], f"{instructions.sequence[second]} does not wait for {instructions.sequence[first]}"
     for number, needs in waits.before.items():
         for need in needs:
             others = {**waits.before, number: tuple(other for other in needs if other != need)}
-            without = ended_before(Waits(waits.queues, others, waits.awaited), is_gpu)
+            without = ended_before(Waits(waits.queues, others, waits.awaited), from_host)
             assert need not in without[number], (
-                f"{instructions.sequence[number]} knows {instructions.sequence[need]} already"
+                f"{instructions.sequence[number]} already knows {instructions.sequence[need]}"
             )
 
 
 def test_one_wait_for_two_copies_of_one_channel() -> None:
-    """Op 2 on gpu:1 reads what ops 0 and 1 made on gpu:0: it waits for the second copy alone, op 3 for nothing."""
+    """Op 2 on gpu:1 reads what ops 0 and 1 made on gpu:0: it waits only for the second copy, op 3 for nothing."""
     tensors = [{"name": f"t{i}", "nbytes": 1, "kind": "activation"} for i in range(4)]
     ops = [takes(1, 0, [], [0]), takes(1, 1, [], [1]), takes(1, 2, [0, 1], [2]), takes(1, 3, [0], [3])]
     graph = {"format": "placewise-graph", "version": 1, "name": "test", "tensors": tensors, "ops": ops, "outputs": []}
@@ -87,7 +86,7 @@ def test_one_wait_for_two_copies_of_one_channel() -> None:
     assert not waits.before[next(i for i, s in enumerate(instructions.sequence) if s == RunOp(3, 1))]
 
 
-def test_random_ops_of_cpu_devices_draw_one_after_the_other() -> None:
+def test_random_ops_on_threads_draw_one_after_the_other() -> None:
     tensors = [{"name": f"t{i}", "nbytes": 1, "kind": "activation"} for i in range(2)]
     graph = {"format": "placewise-graph", "version": 1, "name": "test", "tensors": tensors, "outputs": []}
     step = Step.of({**graph, "ops": [takes(1, 0, [], [0]), takes(1, 1, [], [1])]}, gpus(2))

@@ -1,4 +1,4 @@
-"""A GPT that fits no device: it trains with the plan that auto finds, and stays within every device's memory."""
+"""A GPT that does not fit on any device alone trains with the plan that auto finds, within every device's memory."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ MODEL = "gpt:layers=4,hidden=64,heads=2,length=32,batch=4,vocab=300,dropout=0,mi
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("shares", [(0.45, 0.45, 0.45), (1 / 3, 0.8)])
 def test_a_gpt_trains_on_devices_without_the_memory_that_it_needs(shares: tuple[float, ...]) -> None:
-    """Each device has such a share of it."""
+    """`shares` are of the memory that it needs on one device."""
     torch.manual_seed(0)
     step = load_with_weights(MODEL)
     roomy = cpu_cluster(len(shares))
@@ -46,4 +46,4 @@ def test_a_gpt_trains_on_devices_without_the_memory_that_it_needs(shares: tuple[
     train_step.close()
     assert losses[-1] < losses[0]
     assert (measured.schedule.peak_bytes <= caps).all()
-    assert (measured.schedule.peak_bytes / caps).max() > 0.5  # it does need the room
+    assert (measured.schedule.peak_bytes / caps).max() > 0.5  # it needs much of the memory

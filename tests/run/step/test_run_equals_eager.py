@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarning
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name: str, micro_batches: int) -> None:
-    """Five steps from the first one on: the executor makes the optimizer's state as its first step would."""
+    """Five steps, without optimizer state at first: the executor creates it as the optimizer's first step would."""
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = Mixture()
@@ -31,7 +31,7 @@ def test_every_optimizer(name: str, micro_batches: int) -> None:
 
 @pytest.mark.parametrize("name", zoo.MODELS)
 def test_the_zoo(name: str) -> None:
-    """Random placements on two devices, in a random order: the models of the zoo draw no random numbers at these sizes."""
+    """A random placement on two devices, in a random order; in program order if there is dropout, to draw as eager does."""
     step = zoo.build_step(TINY_ZOO[name], device="cpu")
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:

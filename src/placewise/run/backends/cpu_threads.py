@@ -29,7 +29,7 @@ class CpuThreads:
     """The backend of kind "cpu"."""
 
     def claim(
-        self, devices: Sequence[Device], cluster: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Shares this process's cores in equal parts, at least one for each device.
 

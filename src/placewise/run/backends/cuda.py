@@ -42,7 +42,7 @@ class Cuda:
     """The backend of kind "gpu"."""
 
     def claim(
-        self, devices: Sequence[Device], cluster: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Takes cuda:0, cuda:1, ... in the cluster's order; a GPU that is cut gives all of its slices first."""
         known = [f"cuda:{i}" for i in range(_num_gpus())]
@@ -58,8 +58,8 @@ class Cuda:
             pieces += [(name, (i, count)) for i in range(count)] if count else [(name, None)]
         if len(devices) > len(pieces):
             raise ExecutionError(
-                f"cluster {cluster!r}: has {len(devices)} GPUs, this machine has {len(pieces)}: describe this machine with "
-                "placewise detect, or cut a GPU into virtual devices (--virtual cuda:0=4)"
+                f"cluster {cluster_name!r}: has {len(devices)} GPUs, this machine has {len(pieces)}: describe this machine "
+                "with placewise detect, or cut a GPU into virtual devices (--virtual cuda:0=4)"
             )
         return [
             RealDevice(device.name, device.kind, name, launches_from_host=True, slice=piece)

@@ -31,12 +31,12 @@ class Backend(Protocol):
     """A kind of device of this machine."""
 
     def claim(
-        self, devices: Sequence[Device], cluster: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Returns the piece of this machine that each of these devices of a cluster is.
 
-        `slices` has the number of virtual devices that a piece is cut into, by its name in PyTorch. `claimed` are the
-        pieces that other kinds of devices have already. An ExecutionError says what this machine lacks.
+        `slices` has the number of virtual devices that a piece is cut into, by PyTorch's name for it. `claimed` are the
+        pieces that other kinds of devices already have. An ExecutionError says what this machine lacks.
         """
         ...
 
@@ -45,7 +45,7 @@ class Backend(Protocol):
         ...
 
     def peak_bytes(self, devices: Sequence[RealDevice]) -> dict[str, int]:
-        """Returns the peak of each allocator since the last reset: by device, or by what devices share it on."""
+        """Returns the peak of each allocator since the last reset: by device, or by the PyTorch device that slices share."""
         ...
 
     def release_memory(self) -> None:
@@ -57,18 +57,18 @@ class StreamBackend(Backend, Protocol):
     """A kind of device that the host launches on."""
 
     def open_streams(self, devices: Sequence[RealDevice]) -> "Streams":
-        """Returns the streams of one compiled step, which has all of these devices; those of other kinds have threads."""
+        """Returns the streams of one compiled step; `devices` are all of the step's, also those that have threads."""
         ...
 
     def graph_recorder(self, devices: Sequence[RealDevice]) -> "Callable[[], Graphs] | None":
-        """Returns what makes the graphs of a recording; None where launches can't be recorded."""
+        """Returns what makes the graphs of a recording; None if launches can't be recorded."""
         ...
 
 
 class Streams(Protocol):
     """The streams and events of one compiled step, for the host's lane.
 
-    Devices, and the ends of a queue, are numbers of the step's devices. A queue is a device, or a channel of copies.
+    A device is its number among the step's devices; a queue is a device, or the source and target of a channel.
     """
 
     def enter(self, device: int) -> Prepared:
@@ -83,7 +83,7 @@ class Streams(Protocol):
         ...
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Returns the same view of a copy of its storage in pinned memory; itself where copies need none."""
+        """Returns the same view of a copy of its storage in pinned memory; the tensor itself if copies need none."""
         ...
 
     def is_pinned(self, tensor: Tensor) -> bool:
