@@ -15,7 +15,7 @@ from simulated import GROUPINGS, Step, gpus, random_step, takes
 
 from placewise.bounds.best_bound import Bound, bound
 from placewise.bounds.check.certificates import check
-from placewise.bounds.words import LIMITS
+from placewise.bounds.limits import LIMITS
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator

@@ -81,7 +81,7 @@ def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None,
 
 def _limit(found: "Bound") -> str:
     """Returns what limits the step, and why."""
-    from placewise.bounds.words import LIMITS
+    from placewise.bounds.limits import LIMITS
 
     return f"{LIMITS[found.name].what}: {LIMITS[found.name].why}"
 

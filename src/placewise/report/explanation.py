@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placewise.bounds.words import LIMITS
+from placewise.bounds.limits import LIMITS
 from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem

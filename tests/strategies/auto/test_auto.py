@@ -18,21 +18,22 @@ from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.auto import COARSE, FINE, Auto
-from placewise.strategies.auto.corrected_model import CorrectedModel, corrected, most_different
+from placewise.strategies.auto.candidates import Candidate, best_first
+from placewise.strategies.auto.chains import Chains, move_partitions, remaining_seconds
+from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
 from placewise.strategies.auto.moves import build_moves, new_undone, put_back, reorder
-from placewise.strategies.auto.portfolio import evolve, portfolio
+from placewise.strategies.auto.starts import evolve, portfolio
 from placewise.strategies.auto.walk import Pace
-from placewise.strategies.auto.walkers import Crew, Stand, move_partitions, settled, tails
 
 SEEDS = st.integers(0, 10_000)
 
 
-def random_stand(seed: int, memory: int = 10_000) -> tuple[Simulator, Stand, np.random.Generator]:
+def random_candidate(seed: int, memory: int = 10_000) -> tuple[Simulator, Candidate, np.random.Generator]:
     """Returns a random placement of a random step in a random order."""
     step, rng = random_step(seed, 40, 1 + seed % 4, memory, "colocated")
     model = Simulator(step.problem, threads=1)
     placement = random_placements(step.problem, rng, 1)[0]
-    return model, Stand.of(model, placement, random_order(step.problem, rng)), rng
+    return model, Candidate.of(model, placement, random_order(step.problem, rng)), rng
 
 
 def pace(trials: int = 300, heat: float = 0.01, kinds: list[int] | None = None) -> Pace:
@@ -45,12 +46,12 @@ def pace(trials: int = 300, heat: float = 0.01, kinds: list[int] | None = None) 
 @settings(max_examples=60, deadline=None)
 def test_a_walk_says_what_the_simulator_says_of_what_it_finds(seed: int) -> None:
     """Trials that begin in the middle and end early must not change what is true: the walk's own seconds are not kept."""
-    model, stand, rng = random_stand(seed)
-    crew = Crew(model, rng.integers(1, 2**63, 1))
-    found = crew.walk(0, stand, pace())
+    model, candidate, rng = random_candidate(seed)
+    chains = Chains(model, rng.integers(1, 2**63, 1))
+    found = chains.walk(0, candidate, pace())
     model.problem.check_placements(found.placement[None])
     model.problem.check_order(found.order.astype(np.int64))
-    assert found.cost <= stand.cost
+    assert found.cost <= candidate.cost
     again = model(found.placement[None], found.order.astype(np.int64)[None])
     assert (again.cost[0], again.step_seconds[0]) == (found.cost, found.seconds)
 
@@ -61,19 +62,23 @@ def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     """What the compiled walk returns equals a whole pass over its best placement, for every kind of move."""
     from placewise.strategies.auto.walk import new_walker, walk
 
-    model, stand, rng = random_stand(seed)
+    model, candidate, rng = random_candidate(seed)
     moves, walker = (
         build_moves(model.problem, move_partitions(model.problem)),
         new_walker(model.flat, model.problem.num_groups),
     )
     walker.random[0] = rng.integers(1, 2**63)
-    walker.work.devices[:] = stand.placement
-    walker.order[:] = stand.order
+    walker.work.devices[:] = candidate.placement
+    walker.order[:] = candidate.order
     kinds = [0] * 8
     kinds[kind] = 1
-    heat = 0.05 * max(stand.seconds, 1e-3)
+    heat = 0.05 * max(candidate.seconds, 1e-3)
     seconds, overflow = walk(
-        model.flat, moves, -tails(model.problem), walker, pace(200, heat, kinds)._replace(checks_memory=True, price=0.1)
+        model.flat,
+        moves,
+        -remaining_seconds(model.problem),
+        walker,
+        pace(200, heat, kinds)._replace(checks_memory=True, price=0.1),
     )
     placement, order = walker.best.astype(np.int64), walker.best_order.astype(np.int64)
     whole = model(placement[None], order[None])
@@ -117,9 +122,9 @@ def test_an_op_is_hastened_with_what_it_needs() -> None:
 @given(SEEDS)
 @settings(max_examples=60, deadline=None)
 def test_no_step_ends_sooner_than_the_tails_say(seed: int) -> None:
-    model, stand, _ = random_stand(seed)
-    ends = model.schedule(stand.placement, stand.order.astype(np.int64)).timeline.end
-    assert (ends + tails(model.problem) <= stand.seconds * (1 + 1e-12)).all()
+    model, candidate, _ = random_candidate(seed)
+    ends = model.schedule(candidate.placement, candidate.order.astype(np.int64)).timeline.end
+    assert (ends + remaining_seconds(model.problem) <= candidate.seconds * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -128,34 +133,34 @@ def test_latest_ends_leave_no_slack_on_the_critical_path(seed: int) -> None:
     step, rng = random_step(seed, 30, 2 + seed % 3, 1000, "colocated")
     problem = replace(step.problem, cluster=replace(step.problem.cluster, dispatch_seconds=0.0))
     model = Simulator(problem, threads=1)
-    stand = Stand.of(model, random_placements(problem, rng, 1)[0])
-    crew = Crew(model, rng.integers(1, 2**63, 1))
-    crew.walk(0, stand, pace(trials=0))
-    trail = crew._walkers[0].trail
+    candidate = Candidate.of(model, random_placements(problem, rng, 1)[0])
+    chains = Chains(model, rng.integers(1, 2**63, 1))
+    chains.walk(0, candidate, pace(trials=0))
+    trail = chains._walkers[0].trail
     assert (trail.ends <= trail.latest + 1e-9).all()
-    for link in model.schedule(stand.placement, stand.order.astype(np.int64)).critical_path:
-        if link.kind == "op":
-            assert trail.latest[link.number] == pytest.approx(trail.ends[link.number])
+    for leg in model.schedule(candidate.placement, candidate.order.astype(np.int64)).critical_path:
+        if leg.kind == "op":
+            assert trail.latest[leg.number] == pytest.approx(trail.ends[leg.number])
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_walk_from_what_fits_ends_at_what_fits(seed: int) -> None:
-    model, stand, rng = random_stand(seed, memory=60)
+    model, candidate, rng = random_candidate(seed, memory=60)
     memory = replace(
         model.problem.cluster,
         devices=tuple(
             replace(device, memory_bytes=int(peak))
             for device, peak in zip(
                 model.problem.cluster.devices,
-                model.simulate(stand.placement[None], stand.order.astype(np.int64)[None]).peak_bytes[0],
+                model.simulate(candidate.placement[None], candidate.order.astype(np.int64)[None]).peak_bytes[0],
                 strict=True,
             )
         ),
     )
     tight = Simulator(replace(model.problem, cluster=memory), threads=1)
-    stand = Stand.of(tight, stand.placement, stand.order)
-    assert stand.fullness == 1 or not stand.seconds
-    found = Crew(tight, rng.integers(1, 2**63, 1)).walk(0, stand, pace())
+    candidate = Candidate.of(tight, candidate.placement, candidate.order)
+    assert candidate.fullness == 1 or not candidate.seconds
+    found = Chains(tight, rng.integers(1, 2**63, 1)).walk(0, candidate, pace())
     assert found.fullness <= 1
 
 
@@ -199,16 +204,16 @@ def test_it_finds_the_proved_optimum_of_small_problems() -> None:
 
 def test_the_portfolio_is_sorted_and_has_every_placement_once() -> None:
     model = Simulator(small_step(3))
-    stands = portfolio(model, np.random.default_rng(0))
-    assert [stand.cost for stand in stands] == sorted(stand.cost for stand in stands)
-    assert len({tuple(stand.placement.tolist()) for stand in stands}) == len(stands)
-    assert len(settled([*stands, *stands])) == len(stands)
+    candidates = portfolio(model, np.random.default_rng(0))
+    assert [candidate.cost for candidate in candidates] == sorted(candidate.cost for candidate in candidates)
+    assert len({tuple(candidate.placement.tolist()) for candidate in candidates}) == len(candidates)
+    assert len(best_first([*candidates, *candidates])) == len(candidates)
 
 
 def test_the_population_gets_better_and_ends() -> None:
     model = Simulator(random_step(1, 60, 3, 10_000, "colocated")[0].problem)
     starts = portfolio(model, np.random.default_rng(0))
-    costs = [stand.cost for stand in evolve(model, starts[-1:], "coarse:20", 200_000, np.random.default_rng(0))]
+    costs = [candidate.cost for candidate in evolve(model, starts[-1:], "coarse:20", 200_000, np.random.default_rng(0))]
     assert costs
     assert costs == sorted(costs, reverse=True)
     assert costs[0] < starts[-1].cost
@@ -240,19 +245,19 @@ def test_measurements_correct_the_model() -> None:
     problem = captured_problem()
     machine = Machine(problem, {"aten.mm": 2.0, "aten.addmm": 2.0}, copy=3.0)
     model = Simulator(problem)
-    stands = portfolio(model, np.random.default_rng(0))
+    candidates = portfolio(model, np.random.default_rng(0))
     measured = [
-        CorrectedModel(
+        MeasuredPlacement(
             s.placement, s.order, float(machine(s.placement[None], s.order.astype(np.int64)[None]).step_seconds[0])
         )
-        for s in stands
+        for s in candidates
     ]
 
-    def error(simulator: Simulator, some: list[CorrectedModel]) -> float:
-        said = [Stand.of(simulator, m.placement, m.order).seconds for m in some]
+    def error(simulator: Simulator, some: list[MeasuredPlacement]) -> float:
+        said = [Candidate.of(simulator, m.placement, m.order).seconds for m in some]
         return float(np.mean([abs(np.log(s / m.seconds)) for s, m in zip(said, some, strict=True)]))
 
-    better = Simulator(corrected(problem, measured[::2]))
+    better = Simulator(correct_times(problem, measured[::2]))
     assert error(better, measured[1::2]) < 0.5 * error(model, measured[1::2])
 
 
@@ -267,17 +272,17 @@ def test_few_measurements_are_spent_on_different_placements() -> None:
     assert machine.count == 12
     model = Simulator(problem)
     walks = islice(auto._walks(model, portfolio(model, np.random.default_rng(0)), np.random.default_rng(0)), 40)
-    best = min((stand for stands, _ in walks for stand in stands), key=lambda stand: stand.cost)
+    best = min((candidate for candidates, _ in walks for candidate in candidates), key=lambda candidate: candidate.cost)
     assert outcome.step_seconds < machine(best.placement[None], best.order.astype(np.int64)[None]).step_seconds[0]
 
 
 def test_what_is_measured_next_differs_from_what_was() -> None:
     model = Simulator(small_step(4))
-    stands = portfolio(model, np.random.default_rng(0))
-    chosen = most_different(stands, [stands[0].placement], 2)
-    assert len(chosen) == min(2, len(stands) - 1)
-    assert not any(np.array_equal(stand.placement, stands[0].placement) for stand in chosen)
-    assert not most_different(stands, [stand.placement for stand in stands], 2)
+    candidates = portfolio(model, np.random.default_rng(0))
+    chosen = pick_different(candidates, [candidates[0].placement], 2)
+    assert len(chosen) == min(2, len(candidates) - 1)
+    assert not any(np.array_equal(candidate.placement, candidates[0].placement) for candidate in chosen)
+    assert not pick_different(candidates, [candidate.placement for candidate in candidates], 2)
 
 
 def test_weights_are_for_every_kind_of_move() -> None:

@@ -11,7 +11,7 @@ from placewise.core.problem import Problem
 from placewise.models import load_graph
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.offload import offloads
-from placewise.strategies.auto.portfolio import portfolio
+from placewise.strategies.auto.starts import portfolio
 
 UPDATE = PHASES.index("update")
 
@@ -42,7 +42,7 @@ def test_what_does_not_fit_fits_with_updates_on_the_cpu(graph: Graph, num_gpus: 
     model = Simulator(Problem.of(graph, machine(num_gpus, int(on_one_gpu(graph) * 0.8 / num_gpus))))
     is_update = np.zeros(model.problem.num_groups, np.bool_)
     is_update[model.problem.op_groups[graph.ops.phases == UPDATE]] = True
-    best = min(offloads(model), key=lambda stand: stand.cost)
+    best = min(offloads(model), key=lambda candidate: candidate.cost)
     assert best.overflow_bytes == 0
     assert (best.placement[~is_update] < num_gpus).all()
     assert 0 < (best.placement[is_update] == num_gpus).sum() < is_update.sum()
@@ -50,7 +50,7 @@ def test_what_does_not_fit_fits_with_updates_on_the_cpu(graph: Graph, num_gpus: 
 
 def test_where_there_is_room_all_updates_come_home(graph: Graph) -> None:
     model = Simulator(Problem.of(graph, machine(1, 2 * on_one_gpu(graph))))
-    assert all((stand.placement == 0).all() for stand in offloads(model))
+    assert all((candidate.placement == 0).all() for candidate in offloads(model))
 
 
 def test_the_portfolio_has_them_where_memory_costs_time(graph: Graph) -> None:

@@ -1,6 +1,6 @@
-"""The default strategy: a portfolio of starts, a coarse population, then annealed walks, all in the simulator.
+"""The default strategy: a portfolio of starts, populations of coarse blocks, then annealed walks, all in the simulator.
 
-With an evaluator that measures, the simulator is a model of it, which is corrected by what was measured.
+If the evaluator measures, the simulator is a model of the machine, and the measurements correct it.
 """
 
 import os
@@ -15,43 +15,39 @@ from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
-from placewise.strategies.auto.corrected_model import CorrectedModel, corrected, most_different
-from placewise.strategies.auto.portfolio import evolve, portfolio
+from placewise.strategies.auto.candidates import Candidate, best_first, best_of
+from placewise.strategies.auto.chains import Chains
+from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
+from placewise.strategies.auto.starts import evolve, portfolio
 from placewise.strategies.auto.walk import Pace
-from placewise.strategies.auto.walkers import Crew, Stand, best_of, settled
 from placewise.strategies.sampling import Choices
 
-COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # how often each kind of move is drawn, in every other cycle
-
-FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # in the cycles between
-
-MOST_TRIALS = 1000  # of a walk: more would only make small problems wait
-
-SMALL_STEP = 64  # ops of a step in which a walk gets from anywhere to anywhere
-
-LARGE_STEP = 20_000  # ops of a step for which one population costs as much as all the others'
-
-EXACT = 1e-9  # how close to the simulator an evaluator is that simulates
+COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # [kinds], how often each kind of move is drawn in even cycles
+FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
+MOST_TRIALS = 1000  # of a walk: with more, small problems would only wait
+SMALL_STEP = 64  # ops of a step in which a walk gets from any placement to any other
+LARGE_STEP = 20_000  # ops of a step for which one population is enough, as it costs as much as several of a smaller step
+EXACT = 1e-9  # relative difference up to which the evaluator is taken to be the simulator
 
 
 @dataclass(frozen=True)
 class Auto:
     """Walks over placements and launch orders from good starts; deterministic for a seed and a number of evaluations.
 
-    Every proposal is what the chains have found after some more trials in the simulator, which are not counted as
-    evaluations: a budget in seconds says more here than one in evaluations.
+    Every proposal is what the chains have found after some more trials in the simulator. Trials do not count as
+    evaluations, so compare this strategy by a budget in seconds rather than in evaluations.
     """
 
-    chains: int = 4  # walks side by side, on as many cores as there are
-    effort: int = 2_000_000  # ops that the trials of a chain pass between two proposals
-    populations: int = 3  # that place coarse blocks, each by itself, before the walks; one for a large step
-    blocks: int = 30  # of a population at first; then it has twice as many
-    coarse: int = 4_000_000  # ops that judging it passes, each time
-    cycle: int = 12  # rounds from hot to cold; each cycle has half as many more
-    hot: float = 3e-4  # the first temperature over the step's seconds
+    chains: int = 4  # walks in parallel, on all cores
+    effort: int = 2_000_000  # ops that the trials of a chain simulate between two proposals
+    populations: int = 3  # independent populations that place coarse blocks before the walks; one for a large step
+    blocks: int = 30  # of a population at first; then twice as many
+    coarse: int = 4_000_000  # ops that a population simulates, for each number of blocks
+    cycle: int = 12  # rounds from hot to cold; each cycle is longer than the last by half
+    hot: float = 3e-4  # the first temperature, relative to the step time
     cold: float = 1e-5  # the last one
-    focus: float = 0.9  # the share of moves that are drawn where there is little slack
-    rounds: int = 40  # between two batches of measurements, where the evaluator measures
+    focus: float = 0.9  # share of moves that are drawn where there is little slack
+    rounds: int = 40  # between two batches of measurements, if the evaluator measures
     batch: int = 3  # placements to measure at a time
 
     def __post_init__(self) -> None:
@@ -65,50 +61,50 @@ class Auto:
             raise ValueError(f"focus must be from 0 to 1, it is {self.focus}")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the best start, then what the chains find, round by round, without end; once where there is no op."""
+        """Yields the best start, then what the chains find after each round, without end; without ops, only the start."""
         model = Simulator(problem)
         starts = portfolio(model, rng)
         evaluation = yield propose(starts[:1], {"stage": "start"})
         if not problem.num_ops:
             return
         if _agrees(starts[0], evaluation):
-            for stands, notes in self._walks(model, starts, rng):
-                yield propose(stands, notes)
+            for candidates, notes in self._walks(model, starts, rng):
+                yield propose(candidates, notes)
         else:
             yield from self._measure(problem, starts, evaluation, rng)
 
     def _walks(
-        self, model: Simulator, starts: list[Stand], rng: np.random.Generator
-    ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
-        """Yields what is found after each round, with notes on it; without end."""
+        self, model: Simulator, starts: list[Candidate], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
+        """Yields the candidates and the notes of each round, without end."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            crew = pool.submit(Crew, model, rng.integers(1, 2**63, self.chains))  # made while the populations evolve
-            coarse: list[Stand] = []  # the best of each population
+            chains = pool.submit(Chains, model, rng.integers(1, 2**63, self.chains))  # made while the populations evolve
+            coarse: list[Candidate] = []  # the best of each population
             for _ in range(self._num_populations(model.problem.num_ops)):
-                best: list[Stand] = []
+                best: list[Candidate] = []
                 for blocks in (self.blocks, 2 * self.blocks):
-                    for stand in evolve(model, [*best, *starts], f"coarse:{blocks}", self.coarse, rng):
-                        best = [stand]
+                    for candidate in evolve(model, [*best, *starts], f"coarse:{blocks}", self.coarse, rng):
+                        best = [candidate]
                         yield best, {"stage": "coarse", "blocks": blocks}
                 coarse += best
-            # What is best now need not be after a walk, so both kinds of start get one.
-            first = [*settled(coarse)[: max(self.chains - 1, 1)], *starts]
-            yield from self._rounds(pool, crew.result(), first, rng)
+            # The best candidate now need not be the best after a walk, so both kinds of start get one.
+            first = [*best_first(coarse)[: max(self.chains - 1, 1)], *starts]
+            yield from self._rounds(pool, chains.result(), first, rng)
 
     def _rounds(
-        self, pool: ThreadPoolExecutor, crew: Crew, starts: list[Stand], rng: np.random.Generator
-    ) -> Iterator[tuple[list[Stand], dict[str, object]]]:
-        """Yields where the chains stand after each round of walks, with notes; without end."""
-        stands = [starts[chain % len(starts)] for chain in range(self.chains)]
-        model, length = crew.model, self.cycle
+        self, pool: ThreadPoolExecutor, chains: Chains, starts: list[Candidate], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
+        """Yields where the chains are after each round of walks, with notes, without end."""
+        candidates = [starts[chain % len(starts)] for chain in range(self.chains)]
+        model, length = chains.model, self.cycle
         num_ops = model.problem.num_ops
-        hot = max(self.hot, 1 / num_ops)  # where a single op takes a good part of the step
+        hot = max(self.hot, 1 / num_ops)  # a single op may take a good part of a short step
         for cycle in count():
             for turn in range(length):
                 heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
                 pace = Pace(
                     trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
-                    first=crew.trials,
+                    first=chains.trials,
                     hot=heat,
                     cold=heat,
                     weights=FINE if cycle % 2 else COARSE,
@@ -117,66 +113,70 @@ class Auto:
                     checks_memory=False,
                     price=0.0,
                 )
-                stands = list(pool.map(crew.walk, range(self.chains), stands, [pace] * self.chains))
-                crew.trials += 2 * pace.trials
-                yield stands, {"stage": "walk", "cycle": cycle, "heat": heat}
-            stands = self._begin_anew(model, stands, starts[cycle % len(starts)], rng)
+                candidates = list(pool.map(chains.walk, range(self.chains), candidates, [pace] * self.chains))
+                chains.trials += 2 * pace.trials
+                yield candidates, {"stage": "walk", "cycle": cycle, "heat": heat}
+            candidates = self._next_starts(model, candidates, starts[cycle % len(starts)], rng)
             length += 0 if num_ops <= SMALL_STEP else length // 2
 
-    def _begin_anew(self, model: Simulator, stands: list[Stand], start: Stand, rng: np.random.Generator) -> list[Stand]:
-        """Returns where the chains go on after a cycle: half of them at the best, and one at the next start.
+    def _next_starts(
+        self, model: Simulator, candidates: list[Candidate], start: Candidate, rng: np.random.Generator
+    ) -> list[Candidate]:
+        """Returns where the chains continue after a cycle: half of them at the best, and one at the next start.
 
-        In a small step all but one go on at drawn placements.
+        In a small step, all but one continue at random placements.
         """
-        best = best_of(stands)
+        best = best_of(candidates)
         if model.problem.num_ops <= SMALL_STEP:
             drawn = Choices.of(model.problem).draw(rng, self.chains - 1)
-            return [best, *(Stand.of(model, placement) for placement in drawn)]
-        follow = [best if chain % 2 else stand for chain, stand in enumerate(stands)]
+            return [best, *(Candidate.of(model, placement) for placement in drawn)]
+        follow = [best if chain % 2 else candidate for chain, candidate in enumerate(candidates)]
         return [*follow[:-1], start] if self.chains > 1 else follow
 
     def _num_populations(self, num_ops: int) -> int:
-        """Returns how many populations a step is worth: none where walks alone get from anywhere to anywhere."""
+        """Returns how many populations are worth their time for a step; none for a small one."""
         if num_ops <= SMALL_STEP:
             return 0
         return self.populations if num_ops < LARGE_STEP else 1
 
-    def _measure(self, problem: Problem, starts: list[Stand], evaluation: Evaluation, rng: np.random.Generator) -> Search:
-        """Yields a few promising and different placements, corrects the model by their times, searches there, and again."""
-        chosen, tried, measured = starts[:1], list[Ints](), list[CorrectedModel]()
+    def _measure(
+        self, problem: Problem, starts: list[Candidate], evaluation: Evaluation, rng: np.random.Generator
+    ) -> Search:
+        """Yields a few promising, different placements, corrects the model by their times, searches in it, and repeats."""
+        chosen, tried, measured = starts[:1], list[Ints](), list[MeasuredPlacement]()
         while True:
-            tried += [stand.placement for stand in chosen]  # those that failed too: they are not asked for again
+            tried += [candidate.placement for candidate in chosen]  # failed ones too, so that they are not proposed again
             measured += [
-                CorrectedModel(stand.placement, stand.order, seconds)
-                for stand, seconds in zip(chosen, evaluation.step_seconds.tolist(), strict=True)
+                MeasuredPlacement(candidate.placement, candidate.order, seconds)
+                for candidate, seconds in zip(chosen, evaluation.step_seconds.tolist(), strict=True)
                 if np.isfinite(seconds)
             ]
-            model = Simulator(corrected(problem, measured))
-            again = [Stand.of(model, m.placement, m.order) for m in measured]
-            candidates = settled([*again, *portfolio(model, rng)])
-            for stands, _ in islice(self._walks(model, candidates, rng), self.rounds):
-                candidates = settled([*stands, *candidates])
-            chosen = most_different(candidates, tried, self.batch)
-            if len(tried) == 1:  # everything on one device is measured early: no copies, so the model is surest there
-                chosen = most_different([*_singles(Simulator(problem)), *chosen], tried, self.batch)
+            model = Simulator(correct_times(problem, measured))
+            again = [Candidate.of(model, m.placement, m.order) for m in measured]
+            candidates = best_first([*again, *portfolio(model, rng)])
+            for found, _ in islice(self._walks(model, candidates, rng), self.rounds):
+                candidates = best_first([*found, *candidates])
+            chosen = pick_different(candidates, tried, self.batch)
+            if len(tried) == 1:  # early on, also everything on one device: without copies the model is most reliable
+                chosen = pick_different([*_singles(Simulator(problem)), *chosen], tried, self.batch)
             if not chosen:
                 return
             evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
 
 
-def _singles(model: Simulator) -> list[Stand]:
-    """Returns the fastest placement of everything on one device that fits, if there is one."""
+def _singles(model: Simulator) -> list[Candidate]:
+    """Returns the fastest placement with everything on one device, if one fits."""
     devices = np.flatnonzero(model.problem.allowed.all(axis=0))
-    stands = [Stand.of(model, np.full(model.problem.num_groups, device, np.int64)) for device in devices]
-    return settled([stand for stand in stands if not stand.overflow_bytes])[:1]
+    candidates = [Candidate.of(model, np.full(model.problem.num_groups, device, np.int64)) for device in devices]
+    return best_first([candidate for candidate in candidates if not candidate.overflow_bytes])[:1]
 
 
-def propose(stands: list[Stand], notes: dict[str, object]) -> Proposal:
-    """Returns the stands as a proposal."""
-    orders: Ints = np.stack([stand.order for stand in stands]).astype(np.int64)
-    return Proposal(np.stack([stand.placement for stand in stands]), orders, notes)
+def propose(candidates: list[Candidate], notes: dict[str, object]) -> Proposal:
+    """Returns the candidates as a proposal."""
+    orders: Ints = np.stack([candidate.order for candidate in candidates]).astype(np.int64)
+    return Proposal(np.stack([candidate.placement for candidate in candidates]), orders, notes)
 
 
-def _agrees(stand: Stand, evaluation: Evaluation) -> bool:
-    """Returns whether the evaluator says what the simulator says."""
-    return abs(float(evaluation.step_seconds[0]) - stand.seconds) <= EXACT * max(stand.seconds, EXACT)
+def _agrees(candidate: Candidate, evaluation: Evaluation) -> bool:
+    """Returns whether the evaluator gives the simulator's time."""
+    return abs(float(evaluation.step_seconds[0]) - candidate.seconds) <= EXACT * max(candidate.seconds, EXACT)

@@ -1,4 +1,4 @@
-"""The simulator as a model of a machine that measures: what was measured corrects it."""
+"""The simulator as a model of a real machine: measured step times correct its op and copy times."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,30 +10,27 @@ from placewise.core.arrays import Ints
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
-from placewise.strategies.auto.walkers import Stand
+from placewise.strategies.auto.candidates import Candidate
 
-KINDS = 8  # kinds of op that get a factor of their own: those with the most time on critical paths
-
+KINDS = 8  # kinds of op with a factor of their own: those with the most time on critical paths
 TRUST = 0.05  # in the model: a factor of 2 weighs as much as an error of this share of a step's time
-
-TURNS = 3  # critical paths change with the factors
-
-APART = 0.02  # the share of groups in which placements worth measuring differ
+TURNS = 3  # of fitting, as critical paths change with the factors
+APART = 0.02  # share of groups in which placements worth measuring differ
 
 
-class CorrectedModel(NamedTuple):
-    """A placement that was measured."""
+class MeasuredPlacement(NamedTuple):
+    """A placement and its measured step time."""
 
     placement: Ints  # [groups]
     order: Int32s  # [ops]
     seconds: float
 
 
-def corrected(problem: Problem, measured: Sequence[CorrectedModel]) -> Problem:
+def correct_times(problem: Problem, measured: Sequence[MeasuredPlacement]) -> Problem:
     """Returns the problem with op and copy times that explain the measurements better.
 
-    A step's time is the sum over its critical path; a factor for each of the commonest kinds of op there, one for all other
-    kinds and one for copies are fitted by least squares of relative errors, held near 1 by a ridge.
+    A step's time is the sum over its critical path. Factors for the commonest kinds of op there, for all other kinds and for
+    copies are fitted by least squares of relative errors; a ridge keeps them near 1.
     """
     for _ in range(TURNS):
         model = Simulator(problem)
@@ -55,30 +52,30 @@ def corrected(problem: Problem, measured: Sequence[CorrectedModel]) -> Problem:
     return problem
 
 
-def most_different(candidates: Sequence[Stand], measured: Sequence[Ints], count: int) -> list[Stand]:
-    """Returns up to `count` of the candidates, which are sorted by cost: the best that differ from all before them."""
-    chosen: list[Stand] = []
+def pick_different(candidates: Sequence[Candidate], measured: Sequence[Ints], count: int) -> list[Candidate]:
+    """Returns the best `count` candidates (sorted by cost) that differ from each other and from what was measured."""
+    chosen: list[Candidate] = []
     known = list(measured)
-    for apart in (APART, 0.0):  # rather alike ones than none
-        for stand in candidates:
-            if len(chosen) < count and all((stand.placement != other).mean() > apart for other in known):
-                chosen.append(stand)
-                known.append(stand.placement)
+    for apart in (APART, 0.0):  # similar ones are better than none
+        for candidate in candidates:
+            if len(chosen) < count and all((candidate.placement != other).mean() > apart for other in known):
+                chosen.append(candidate)
+                known.append(candidate.placement)
     return chosen
 
 
-def _path_seconds(model: Simulator, measured: CorrectedModel) -> dict[str, float]:
+def _path_seconds(model: Simulator, measured: MeasuredPlacement) -> dict[str, float]:
     """Returns the seconds of each kind of op, and of copies, on the critical path."""
     schedule = model.schedule(measured.placement, measured.order.astype(np.int64))
     kinds, found = model.problem.graph.ops.kinds, dict[str, float]()
-    for link in schedule.critical_path:
-        kind = kinds[link.number] if link.kind == "op" else link.kind
-        found[kind] = found.get(kind, 0.0) + link.end - link.start
+    for leg in schedule.critical_path:
+        kind = kinds[leg.number] if leg.kind == "op" else leg.kind
+        found[kind] = found.get(kind, 0.0) + leg.end - leg.start
     return found
 
 
 def _scaled(problem: Problem, factors: dict[str, float]) -> Problem:
-    """Returns the problem with the times of each kind of op, and of copies, multiplied."""
+    """Returns the problem with the times of each kind of op and of copies multiplied by their factors."""
     of_op = np.array([factors.get(kind, factors["other"]) for kind in problem.graph.ops.kinds])
     links = tuple(
         replace(

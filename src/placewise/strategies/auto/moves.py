@@ -1,8 +1,8 @@
-"""Changes to a placement, drawn inside of compiled code: which groups go to which device.
+"""Moves of a walk, drawn in compiled code: changes to a placement or to a launch order.
 
 The kinds: one group to another device; two groups that swap their devices; a group to the device of a neighbour; a chain of
-neighbours; a stretch of the launch order; a block, i.e. a set of groups that the model's structure suggests; and two that
-change the launch order alone: an op is launched earlier with all that it needs, or later with all that need it.
+neighbours; a slice of the launch order; a block, i.e. a set of groups that the model's structure suggests; and two that only
+change the launch order: an op is launched earlier with all that it needs, or later with all that need it.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from placewise.core.problem import Problem
 from placewise.simulate.compile import borrowing
 from placewise.simulate.flat_problem import Int32s, tensor_groups, unique_reads
 
-GROUP, SWAP, NEIGHBOUR, CHAIN, STRETCH, BLOCK, HASTEN, DELAY = range(8)
+GROUP, SWAP, NEIGHBOUR, CHAIN, SLICE, BLOCK, HASTEN, DELAY = range(8)
 
 Randomness = NDArray[np.uint64]  # [1], the state of a xorshift generator
 
@@ -24,7 +24,7 @@ Randomness = NDArray[np.uint64]  # [1], the state of a xorshift generator
 class Moves(NamedTuple):
     """What moves are drawn from."""
 
-    movable: Int32s  # groups that have a choice
+    movable: Int32s  # groups that can run on several devices
     choice_ends: Int32s  # [groups + 1]
     choices: Int32s  # the devices that each group can run on
     allowed: NDArray[np.bool_]  # [groups, devices]
@@ -37,31 +37,31 @@ class Moves(NamedTuple):
     op_ends: Int32s  # [groups + 1]
     ops: Int32s  # of each group
     touch_ends: Int32s  # [groups + 1]
-    touching: Int32s  # the ops that a change to each group can touch: its own, and those that read its tensors
+    touching: Int32s  # the ops whose times a move of each group can change first: its own, and those that read its tensors
     before_ends: Int32s  # [ops + 1]
     before: Int32s  # the ops that must be launched before each op
     behind_ends: Int32s  # [ops + 1]
-    behind: Int32s  # the ops that must be launched behind each op
+    behind: Int32s  # the ops that must be launched after each op
 
 
 class Picked(NamedTuple):
-    """A move that was drawn, and what it replaces."""
+    """A move that was drawn, and how to undo it."""
 
-    groups: Int32s  # [groups], the first `count` of them
+    groups: Int32s  # [groups], of which the first ones are in the move
     devices: Int32s  # [groups], where they were
     targets: Int32s  # [groups], where they go
-    seen: Ints  # [groups], the last move that had it
+    seen: Ints  # [groups], the last move that each group was in
 
 
 class Undone(NamedTuple):
     """A window of the launch order as it was."""
 
     order: Int32s  # [ops]
-    seen: Ints  # [ops], the last reordering that had it
+    seen: Ints  # [ops], the last reordering that each op was in
 
 
 def build_moves(problem: Problem, partitions: Sequence[Ints]) -> Moves:
-    """Returns the moves of a problem; each partition [groups] says which block a group is in."""
+    """Returns the moves of a problem; each partition [groups] has the block of each group."""
     allowed = np.ascontiguousarray(problem.allowed)
     rows, devices = np.nonzero(allowed)
     choices = Ragged.grouped(rows, devices, problem.num_groups)
@@ -109,13 +109,13 @@ def build_moves(problem: Problem, partitions: Sequence[Ints]) -> Moves:
 
 
 def new_picked(num_groups: int) -> Picked:
-    """Returns room for a move."""
+    """Returns scratch memory for a move."""
     groups, devices, targets = np.zeros((3, num_groups), np.int32)
     return Picked(groups, devices, targets, np.zeros(num_groups, np.int64))
 
 
 def new_undone(num_ops: int) -> Undone:
-    """Returns room for a window."""
+    """Returns scratch memory for a window."""
     return Undone(np.zeros(num_ops, np.int32), np.zeros(num_ops, np.int64))
 
 
@@ -148,7 +148,7 @@ def draw_kind(weights: Ints, random: Randomness) -> int:
 
 @borrowing
 def first_position(moves: Moves, positions: Int32s, group: int) -> int:
-    """Returns the place in the launch order of the first op that a change to a group can touch."""
+    """Returns the first position in the launch order whose time a move of a group can change."""
     first = len(positions)
     for i in range(moves.touch_ends[group], moves.touch_ends[group + 1]):
         first = min(first, positions[moves.touching[i]])
@@ -157,7 +157,7 @@ def first_position(moves: Moves, positions: Int32s, group: int) -> int:
 
 @borrowing
 def draw_op(order: Int32s, random: Randomness, latest: Floats, ends: Floats, focus: float) -> Any:
-    """Returns a position; a share `focus` of them are of the op with the least slack among eight."""
+    """Returns a random position; with probability `focus`, that of the op with the least slack of eight."""
     position = below(random, len(order))
     if unit(random) <= focus:
         for _ in range(7):
@@ -173,8 +173,8 @@ def reorder(
 ) -> bool:
     """Reorders a window of the launch order; returns whether that changes it. `undone` gets the window as it was.
 
-    Either the last op of the window is launched, with those that it needs, before all others; or the first op is launched,
-    with those that need it, behind all others.
+    Either the window's last op, with all that it needs, is launched before all others; or its first op, with all that need
+    it, is launched after all others.
     """
     seen, old = undone.seen, undone.order
     for position in range(first, last + 1):
@@ -211,7 +211,7 @@ def reorder(
 
 @borrowing
 def put_back(order: Int32s, positions: Int32s, first: int, last: int, undone: Undone) -> None:
-    """Makes the window of the launch order what it was."""
+    """Restores the window of the launch order."""
     for position in range(first, last + 1):
         n = undone.order[position - first]
         order[position] = n
@@ -225,11 +225,11 @@ def draw_move(
 ) -> int:  # fmt: skip
     """Draws a move of a kind into `picked`; returns how many groups it has.
 
-    A stretch has at most `longest` ops. `stamp` is larger than that of any move before.
+    A slice has at most `longest` ops. `stamp` is larger than that of any move before.
     """
     count = 0
     group = op_groups[order[draw_op(order, random, latest, ends, focus)]]
-    if kind in (GROUP, SWAP) and len(moves.movable) and below(random, 2):  # one that may have no op
+    if kind in (GROUP, SWAP) and len(moves.movable) and below(random, 2):  # any group, also one without ops
         group = moves.movable[below(random, len(moves.movable))]
     first, size = moves.choice_ends[group], moves.choice_ends[group + 1] - moves.choice_ends[group]
     target = moves.choices[first + below(random, size)]
@@ -247,14 +247,14 @@ def draw_move(
         if begin == end:
             return 0
         block = moves.members[begin + below(random, end - begin)]
-        only = devices[group] if below(random, 2) else -1  # the whole block, or what of it is on one device
+        only = devices[group] if below(random, 2) else -1  # the whole block, or only its groups on this device
         begin, end = moves.block_ends[block], moves.block_ends[block + 1]
-        if below(random, 2):  # a piece of it
+        if below(random, 2):  # only a part of the block
             begin += below(random, end - begin)
             end = min(end, begin + 1 + int((end - begin) ** unit(random)))
         for i in range(begin, end):
             count = _pick(moves, devices, picked, stamp, count, moves.blocks[i], only, target)
-    elif kind == STRETCH:
+    elif kind == SLICE:
         length = int(longest ** unit(random))
         begin = draw_op(order, random, latest, ends, focus)
         only = devices[op_groups[order[begin]]]

@@ -1,7 +1,7 @@
-"""Starts for a machine whose GPUs can't hold the optimizer's state: stages on the GPUs, updates on the CPU where they must.
+"""Starts for GPUs that can't hold the optimizer's state: stages on the GPUs, and as few updates as possible on the CPU.
 
-A parameter is at home with its update. Where that is the CPU, the parameter is copied to its stage in every step and its
-gradient is copied back, but its state needs no room on the GPU (Ren et al.: ZeRO-Offload, USENIX ATC 2021).
+A parameter is at home with its update. If that is the CPU, every step copies the parameter to its stage and the gradient
+back, but the state needs no room on the GPU (Ren et al.: ZeRO-Offload, USENIX ATC 2021).
 """
 
 import numpy as np
@@ -11,21 +11,20 @@ from placewise.core.graph import PHASES, TENSOR_KINDS
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
-from placewise.strategies.auto.walkers import Stand
+from placewise.strategies.auto.candidates import Candidate
 from placewise.strategies.layers.model_layers import find_layers, group_values, layer_bytes, layer_seconds
 from placewise.strategies.layers.pipeline_order import one_forward_one_backward
 from placewise.strategies.layers.placers import cut_stages
 from placewise.strategies.single_device import accelerators, cpus, move_to_allowed, run_seconds
 
-USED = 0.95  # the share of a GPU's memory that stages may fill; what lives shortly is not in the estimate
+USED = 0.95  # share of a GPU's memory that stages may fill; the estimate leaves out short-lived tensors
+PASSES = 3  # of moving updates back to their stages
 
-PASSES = 3  # of bringing updates home
 
+def offloads(model: Simulator) -> list[Candidate]:
+    """Returns stages with as few updates on the CPU as memory allows; none if there is no CPU besides the GPUs.
 
-def offloads(model: Simulator) -> list[Stand]:
-    """Returns stages with as many updates on the CPU as memory asks for; none where there is no CPU beside the GPUs.
-
-    There are two: in the order of one forward, one backward; and one micro-batch after the other, which needs less.
+    There are two: in the order of one forward, one backward; and one micro-batch after the other, which needs less memory.
     """
     problem, gpus = model.problem, accelerators(model.problem)
     spare = [device for device in cpus(problem) if device not in gpus]
@@ -34,7 +33,7 @@ def offloads(model: Simulator) -> list[Stand]:
         return []
     numbers = np.unique(problem.graph.ops.micro_batches)
     count = max(int((numbers >= 0).sum()), 1)
-    shares = [np.full(len(gpus), 1 / count)]  # of the micro-batches that are under way: [stages]
+    shares = [np.full(len(gpus), 1 / count)]  # [stages], of the micro-batches that are under way
     if count > 1:
         shares.append(np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0))
     found = []
@@ -51,7 +50,7 @@ def offloads(model: Simulator) -> list[Stand]:
 
 
 def _stages(problem: Problem, gpus: Ints, share: Floats) -> Ints:
-    """Returns the stage of each group, cut as if no stage had to hold state: [groups]."""
+    """Returns the stage of each group, cut as if stages held no optimizer state: [groups]."""
     layers = find_layers(problem)
     always, passing = layer_bytes(problem, layers)
     held = _state_bytes(problem)
@@ -69,14 +68,14 @@ def _state_bytes(problem: Problem) -> Floats:
     return sum_by_label(homes, tensors.nbytes[is_state].astype(np.float64), problem.num_groups)
 
 
-def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) -> Stand:
-    """Returns the placement with updates back on their stages, the smallest first, as long as they fit there.
+def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) -> Candidate:
+    """Returns the placement with updates moved back to their stages, the smallest first, as long as they fit.
 
-    Of placements [groups]: where the stages have everything, and where the updates are elsewhere.
+    `staged` [groups] has everything on the stages, `placement` [groups] has the updates elsewhere.
     """
     problem, held = model.problem, _state_bytes(model.problem)
     smallest = np.argsort(held, kind="stable")
-    best = Stand.of(model, placement, order)
+    best = Candidate.of(model, placement, order)
     for _ in range(PASSES):
         peaks = model.simulate(best.placement[None], order[None]).peak_bytes[0]
         room = (problem.cluster.memory_bytes - peaks).astype(np.float64)  # [devices]
@@ -86,7 +85,7 @@ def _bring_home(model: Simulator, staged: Ints, placement: Ints, order: Ints) ->
             if held[group] <= room[staged[group]]:
                 room[staged[group]] -= held[group]
                 moved[group] = staged[group]
-        trial = Stand.of(model, moved, order)
+        trial = Candidate.of(model, moved, order)
         if trial.cost >= best.cost:
             break
         best = trial

@@ -1,4 +1,8 @@
-"""What a walk from placement to placement works on, and how it goes."""
+"""A walk from placement to placement, compiled: simulated annealing whose trials simulate only what a move can change.
+
+A trial begins at the last saved state before the first op that the move touches. It ends early once the move can't be taken
+any more: when an op ends too late, by the `latest` ends or by the least time from that op to the end of the step.
+"""
 
 from typing import Any, NamedTuple
 
@@ -40,35 +44,38 @@ from placewise.strategies.auto.moves import (
 )
 
 STRIDE = 32  # positions between saved states
+SMALL = 64  # groups of a move whose trial may end early by the latest ends; larger moves change these too much
+FAR = 1024.0  # seconds that are added to the latest ends of ops in a move, so that they do not end its trial
+STALE = 16  # moves that are taken before the latest ends are computed again
 
 
 class Trail(NamedTuple):
-    """The times of the placement that a walk is at."""
+    """The times of the placement that a walk is at, from its last pass."""
 
     ends: Floats  # [ops]
     launch_at: Int32s  # [places]
     arrivals: Floats  # [places]
     launched: Int32s  # [places], in launch order
     num_launched: Ints  # [1], of `launched`
-    restored: Ints  # [1], ends in the workspace are right before this position
-    latest: Floats  # [ops]
-    copy_latest: Floats  # [places]
-    next_free: Floats  # [devices + channels], while `latest` is found
+    restored: Ints  # [1], the workspace's ends are those of the trail before this position
+    latest: Floats  # [ops], the latest end with which the step takes no longer
+    copy_latest: Floats  # [places], the same for copies
+    next_free: Floats  # [devices + channels], scratch memory for `latest`
 
 
 class Walker(NamedTuple):
-    """What a walk works on. Between trials `work` is as the trail says, but for ends behind the last trial's start."""
+    """What a walk works on. Between trials `work` agrees with the trail, except for ends after the last trial's start."""
 
     order: Int32s  # [ops]
-    positions: Int32s  # [ops], each op's place in the order
+    positions: Int32s  # [ops], each op's position in the order
     work: Workspace
     snapshots: Snapshots  # of the trail
-    trial: Snapshots
+    trial: Snapshots  # of the last trial
     trail: Trail
     picked: Picked
     undone: Undone
     random: Randomness
-    whole: Workspace  # for passes that count memory
+    whole: Workspace  # for whole passes, which count memory
     memory: MemoryWorkspace
     peak: Ints  # [devices]
     best: Any  # [groups], the best placement of the walk
@@ -76,21 +83,21 @@ class Walker(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How a walk goes."""
+    """How a walk goes: its length, temperatures and moves."""
 
     trials: int
     first: int  # the number of the first trial: no two trials of a walker have the same
-    hot: float  # seconds; a step that is longer by x is taken with probability exp(-x / temperature)
+    hot: float  # seconds, the first temperature; a step longer by x is taken with probability exp(-x / temperature)
     cold: float  # seconds, the last temperature
     weights: Ints  # [kinds], how often each kind of move is drawn
-    longest: int  # ops of a stretch
-    focus: float  # the share of moves that are drawn where there is little slack
+    longest: int  # ops of a slice or a window
+    focus: float  # share of moves that are drawn where there is little slack
     checks_memory: bool
-    price: float  # seconds that a byte over a device's memory counts as, where memory is checked
+    price: float  # seconds that a byte over a device's memory costs, if memory is checked
 
 
 def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
-    """Returns a walker that stands nowhere yet."""
+    """Returns a walker that has not started yet."""
     num_ops, places = len(flat.op_groups), len(flat.copy_bytes) * flat.num_devices
     trail = Trail(
         ends=np.zeros(num_ops),
@@ -126,23 +133,16 @@ def _new_snapshots(flat: FlatProblem) -> Snapshots:
     return Snapshots(STRIDE, np.zeros(count), np.zeros((count, flat.num_devices)), np.zeros((count, flat.num_channels)))
 
 
-SMALL = 64  # groups of a move whose trial may end early by the latest ends, which larger moves would change too much
-
-FAR = 1024.0  # seconds that excuse an op from its latest end
-
-STALE = 16  # moves that are taken before the latest ends are found anew
-
-
 @kernel
 def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
     """Walks from the placement in `work.devices` and the order in `order`; returns the best's seconds and overflow bytes.
 
-    The best, which are then in `best` and `best_order`, overflow least and then take the least time. `early` [ops] is minus
-    the least time from each op's end to the end of any step.
+    The best has the least overflow and then the least time; the walk leaves it in `best` and `best_order`. `early` [ops] is
+    minus the least time from each op's end to the end of any step.
     """
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, devices = len(order), walker.work.devices
-    current = _stand(flat, walker)
+    current = _start(flat, walker)
     overflow = _overflow(flat, walker) if pace.checks_memory else 0
     best_seconds, best_overflow, stale = current, overflow, 0
     _keep(walker)
@@ -187,8 +187,8 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
 
 
 @kernel
-def _stand(flat: FlatProblem, walker: Walker) -> float:
-    """Makes the placement and order of the walker those that it is at; returns their seconds."""
+def _start(flat: FlatProblem, walker: Walker) -> float:
+    """Simulates the walker's placement and order, and makes them its trail; returns their seconds."""
     work, trail, order = walker.work, walker.trail, walker.order
     for position in range(len(order)):
         walker.positions[order[position]] = position
@@ -205,7 +205,7 @@ def _stand(flat: FlatProblem, walker: Walker) -> float:
 
 @borrowing
 def _keep(walker: Walker) -> None:
-    """Keeps where the walker is as the best."""
+    """Keeps the walker's placement and order as the best."""
     for group in range(len(walker.best)):
         walker.best[group] = walker.work.devices[group]
     for position in range(len(walker.order)):
@@ -214,10 +214,9 @@ def _keep(walker: Walker) -> None:
 
 @borrowing
 def _move(moves: Moves, op_groups: Int32s, walker: Walker, pace: Pace, kind: int, number: int) -> tuple[int, int, int]:
-    """Makes a drawn move; returns the count of its groups and the first position that it touches.
+    """Draws a move and makes it; returns the number of its groups, and the first and the last position of its window.
 
-    Without groups it has reordered the window from there to the third number. Nothing was done if the first position is
-    that of no op.
+    A move without groups has reordered its window. If the first position is the number of ops, nothing was done.
     """
     order, positions, devices, picked = walker.order, walker.positions, walker.work.devices, walker.picked
     latest, ends, random, num_ops = walker.trail.latest, walker.trail.ends, walker.random, len(walker.order)
@@ -228,7 +227,7 @@ def _move(moves: Moves, op_groups: Int32s, walker: Walker, pace: Pace, kind: int
         is_new = reorder(moves, order, positions, first, last, kind == HASTEN, walker.undone, number)
         return 0, first if is_new else num_ops, last
     size = draw_move(moves, op_groups, order, devices, random, latest, ends, pace.focus, kind, pace.longest, picked, number)
-    first = num_ops - 1 if size else num_ops  # a group that no op needs still takes memory
+    first = num_ops - 1 if size else num_ops  # a group that no op reads from still takes memory
     for entry in range(size):
         first = min(first, first_position(moves, positions, picked.groups[entry]))
         devices[picked.groups[entry]] = picked.targets[entry]
@@ -237,14 +236,14 @@ def _move(moves: Moves, op_groups: Int32s, walker: Walker, pace: Pace, kind: int
 
 @borrowing
 def _undo(walker: Walker, size: int) -> None:
-    """Puts the groups of a move back where they were."""
+    """Puts the groups of a move back on their devices."""
     for entry in range(size):
         walker.work.devices[walker.picked.groups[entry]] = walker.picked.devices[entry]
 
 
 @borrowing
 def _excuse(moves: Moves, walker: Walker, size: int, first: int, last: int, seconds: float) -> None:
-    """Gives the ops of a move, or of a window that was reordered, more time: their latest ends are of another queue."""
+    """Adds to the latest ends of the ops in a move or a reordered window, which are in other places of the queues now."""
     latest = walker.trail.latest
     for entry in range(size):
         group = walker.picked.groups[entry]
@@ -257,10 +256,10 @@ def _excuse(moves: Moves, walker: Walker, size: int, first: int, last: int, seco
 
 @kernel
 def _try(flat: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple[float, int]:
-    """Returns what a pass from a position makes, and the number of copies that it launches."""
+    """Returns the seconds of a pass from a position, and the number of copies that it launches."""
     order, work, trail, snapshots = walker.order, walker.work, walker.trail, walker.snapshots
     number = start // STRIDE
-    for position in range(trail.restored[0], start):  # the last trial began before this one
+    for position in range(trail.restored[0], start):  # restores what the last trial wrote
         work.ends[order[position]] = trail.ends[order[position]]
     trail.restored[0] = start
     work.free[:] = snapshots.free[number]
@@ -270,7 +269,7 @@ def _try(flat: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple
 
 @borrowing
 def _adopt(walker: Walker, start: int, num_copies: int) -> None:
-    """Makes the placement of a trial that began at `start` the one that the walk is at."""
+    """Makes a trial that began at `start` the walker's trail."""
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, count = len(order), trail.num_launched[0]
     while count > 0 and trail.launch_at[trail.launched[count - 1]] >= start:
@@ -300,7 +299,7 @@ def _adopt(walker: Walker, start: int, num_copies: int) -> None:
 
 @borrowing
 def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float, trail: Trail) -> None:
-    """Writes when each op must have ended so that the step takes no longer, all queues as they are."""
+    """Writes the latest end of each op with which the step takes no longer, if all queues stay as they are."""
     num_devices, op_groups, op_seconds, channels = flat.num_devices, flat.op_groups, flat.op_seconds, flat.channels
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     copy_bytes, copy_makers = flat.copy_bytes, flat.copy_makers
@@ -339,7 +338,7 @@ def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float,
 
 @kernel
 def _overflow(flat: FlatProblem, walker: Walker) -> int:
-    """Returns the bytes over the devices' memories, added up, by a whole pass."""
+    """Returns the bytes over the devices' memories, added up, from a whole pass."""
     work, peak = walker.whole, walker.peak
     work.devices[:] = walker.work.devices
     _, num_copies = simulate_order(flat, walker.order, work, walker.memory)

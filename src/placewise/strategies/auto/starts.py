@@ -1,4 +1,4 @@
-"""Where walks begin: what other strategies say at once, and a small population that places coarse blocks."""
+"""Where walks begin: what other strategies propose at once, and a small population that places coarse blocks."""
 
 from collections.abc import Iterator
 
@@ -7,32 +7,29 @@ import numpy as np
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
 from placewise.simulate.simulator import Simulator
+from placewise.strategies.auto.candidates import Candidate, best_first, best_of
 from placewise.strategies.auto.offload import offloads
-from placewise.strategies.auto.walkers import Stand, best_of, settled
 from placewise.strategies.blocks import Blocks
 from placewise.strategies.sampling import Choices, Genetic, single_placements
 
 PORTFOLIO = (  # strategies that answer at once
     "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
 )  # fmt: skip
-
-SLOW, FEW_OPS = ("m-sct",), 5000  # those that answer at once only for steps of so few ops
+SLOW, FEW_OPS = ("m-sct",), 5000  # strategies that answer at once only for steps of at most this many ops
 
 POPULATION = Genetic(population=12, mutations=1.0)
-
-SEEDS = 4
-
-PATIENCE = 60  # generations without a better placement that end it
+SEEDS = 4  # starts that are in the first generation
+PATIENCE = 60  # generations without a better placement, after which a population ends
 
 
-def portfolio(model: Simulator, rng: np.random.Generator) -> list[Stand]:
-    """Returns what the portfolio proposes, each placement once, the best first.
+def portfolio(model: Simulator, rng: np.random.Generator) -> list[Candidate]:
+    """Returns what the portfolio's strategies propose, each placement once, the best first.
 
     Strategies whose packages are not installed are left out.
     """
     from placewise.strategies import make
 
-    stands = []
+    candidates = []
     for name in PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ()):
         try:
             proposals = make(name).search(model.problem, rng)
@@ -41,39 +38,39 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Stand]:
                 orders = proposal.orders
                 for row, placement in enumerate(proposal.placements):
                     order = None if orders is None else orders[row % len(orders)]
-                    stands.append(Stand.of(model, placement, order))
+                    candidates.append(Candidate.of(model, placement, order))
                 proposal = proposals.send(model(proposal.placements, orders))
-        except StopIteration:
+        except (StopIteration, StrategyError):
             continue
-        except StrategyError:
-            continue
-    if _memory_costs_time(stands):
-        stands += offloads(model)
-    return settled(stands)
+    if _memory_costs_time(candidates):
+        candidates += offloads(model)
+    return best_first(candidates)
 
 
-def _memory_costs_time(stands: list[Stand]) -> bool:
-    """Returns whether a placement that does not fit is faster than all that fit."""
-    fitting = [stand.seconds for stand in stands if not stand.overflow_bytes]
-    return min((stand.seconds for stand in stands), default=0.0) < min(fitting, default=np.inf)
+def _memory_costs_time(candidates: list[Candidate]) -> bool:
+    """Returns whether a placement that does not fit is faster than all that do."""
+    fitting = [candidate.seconds for candidate in candidates if not candidate.overflow_bytes]
+    return min((candidate.seconds for candidate in candidates), default=0.0) < min(fitting, default=np.inf)
 
 
-def evolve(model: Simulator, starts: list[Stand], grouping: str, most_ops: int, rng: np.random.Generator) -> Iterator[Stand]:
-    """Yields better and better placements of few blocks, from the starts and the single devices.
+def evolve(
+    model: Simulator, starts: list[Candidate], grouping: str, most_ops: int, rng: np.random.Generator
+) -> Iterator[Candidate]:
+    """Yields better and better placements of coarse blocks, from the starts and from everything on one device.
 
-    Each is judged in its own priority order, which walks in one order can't do: it finds another kind of placement. It ends
-    when the judged ops are `most_ops`, or when nothing better was found for long.
+    Each is judged in its own priority order and not in one fixed order as in walks, so it finds other kinds of placements.
+    It ends when it has judged `most_ops` ops, or when it has not found anything better for long.
     """
     problem = model.problem
     blocks = Blocks.of(problem, grouping)
     first = [blocks.contract(placement) for placement in single_placements(problem)]
-    first += [blocks.contract(stand.placement) for stand in starts[:SEEDS]]
+    first += [blocks.contract(candidate.placement) for candidate in starts[:SEEDS]]
     search = POPULATION.evolve(Choices.among(blocks.allowed), np.unique(np.stack(first), axis=0), rng)
     best, judged, idle = best_of(starts), 0, 0
     evaluation: Evaluation | None = None
     while judged < most_ops and idle < PATIENCE:
         try:
-            proposal = search.send(evaluation)  # type: ignore[arg-type]  # None begins
+            proposal = search.send(evaluation)  # type: ignore[arg-type]  # None starts it
         except StopIteration:
             return
         placements = blocks.expand(proposal.placements)
@@ -82,5 +79,5 @@ def evolve(model: Simulator, starts: list[Stand], grouping: str, most_ops: int, 
         row = int(evaluation.cost.argmin())
         idle += 1
         if evaluation.cost[row] < best.cost:
-            best, idle = Stand.of(model, placements[row]), 0
+            best, idle = Candidate.of(model, placements[row]), 0
             yield best
