@@ -528,13 +528,13 @@ def refuses(message: str, model: nn.Module, batch: Any, loss_fn: Loss = torch.su
 
 def test_refused_batches_and_losses() -> None:
     model = nn.Linear(3, 2)
-    refuses("batch has 5 rows, which 2 micro-batches do not divide", model, torch.ones(5, 3), micro_batches=2)
+    refuses("batch has 5 rows, which can't be split into 2 micro-batches", model, torch.ones(5, 3), micro_batches=2)
     refuses(r"batch\[1\] has 3 rows", model, (torch.ones(4, 3), torch.ones(3, 2)), nn.MSELoss(), micro_batches=4)
     refuses("at least 1, got 0", model, torch.ones(5, 3), micro_batches=0)
     refuses(r"got a tensor of shape \[5, 2\]", model, torch.ones(5, 3), lambda out: out)
     refuses("got a float", model, torch.ones(5, 3), lambda out: 1.0)  # type: ignore[return-value, arg-type]
     refuses(r"got a tensor of shape \[\]", model, torch.ones(5, 3), lambda out: out.detach().sum())
-    refuses("batch is a object: a batch is made of", model, object())
+    refuses("batch is a object: a batch consists of", model, object())
     refuses("positional argument", model, (torch.ones(5, 3), torch.ones(5, 3), torch.ones(5, 3)))
 
 
@@ -555,7 +555,7 @@ def test_refused_models() -> None:
 
     overlapping = nn.Linear(3, 3)
     overlapping.register_buffer("row", overlapping.weight.data[1])
-    refuses("row shares a part of its memory", overlapping, torch.ones(5, 3))
+    refuses("row shares part of its memory", overlapping, torch.ones(5, 3))
 
     class Cast(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -567,7 +567,7 @@ def test_refused_models() -> None:
 
 def test_a_loss_that_reaches_into_the_given_model_is_refused() -> None:
     model = nn.Linear(3, 2)
-    message = "uses 'weight' of the model that was given"
+    message = "uses 'weight' of the original model"
     refuses(message, model, torch.ones(5, 3), lambda out: out.sum() + model.weight.square().sum())
     refuses(message, model, torch.ones(5, 3), lambda out: out.sum() + model.weight.detach()[0].sum())
     assert model.weight.grad is None
@@ -579,7 +579,7 @@ def test_a_loss_that_reaches_into_the_given_model_is_refused() -> None:
 def test_refused_optimizers() -> None:
     model, batch = nn.Linear(3, 2), torch.ones(5, 3)
     other = torch.optim.SGD(nn.Linear(3, 2).parameters(), 0.1)
-    with pytest.raises(CaptureError, match="has a parameter that is not one of the model's"):
+    with pytest.raises(CaptureError, match="has a parameter that is not in the model"):
         pw.capture(model, torch.sum, other, batch)
     model.spare = nn.Parameter(torch.ones(2))
     with pytest.raises(CaptureError, match="no parameter of the optimizer gets a gradient"):

@@ -101,6 +101,10 @@ class Graph:
         object.__setattr__(self, "outputs", frozen(self.outputs, np.int64))
         _check(self)
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.ops):,} ops in {self.num_groups:,} groups, {len(self.tensors):,} tensors"
+        return f"Graph({self.name!r}: {counts})"
+
     @cached_property
     def num_groups(self) -> int:
         """The number of groups: one more than the largest group of an op or a home."""

@@ -1,1 +1,1 @@
-"""A PyTorch training step becomes a graph and a program."""
+"""Captures a PyTorch training step as a graph and a program."""

@@ -1,4 +1,4 @@
-"""From a training step to a graph and a program: a copy of it runs once on the meta device and is recorded."""
+"""Captures a training step: a copy of it runs once on the meta device and is recorded as a graph and a program."""
 
 import gc
 import importlib
@@ -19,8 +19,8 @@ from placewise.core.graph import Graph
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.meta_copies import adopt_state, meta_copy, meta_parts
-from placewise.graph_capture.meta_kernels import QuickMeta
-from placewise.graph_capture.meta_modes import HostNumbers, Redirect
+from placewise.graph_capture.meta_kernels import CachedMetaMode
+from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
 from placewise.graph_capture.program import Program, Resident
 from placewise.graph_capture.recorder import Recorder
 from placewise.graph_capture.training_step import TrainingStep
@@ -28,16 +28,41 @@ from placewise.graph_capture.training_step import TrainingStep
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """A recorded step: the graph to place, and the program to run."""
+    """A captured training step: the graph to place, the program to run, and the step itself."""
 
     graph: Graph
     program: Program
     step: TrainingStep
 
+    def __repr__(self) -> str:
+        return f"CapturedStep({self.graph!r})"
+
+
+def capture(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor] | None,
+    optimizer: torch.optim.Optimizer,
+    example_batch: Any,
+    *,
+    micro_batches: int = 1,
+    name: str = "",
+) -> CapturedStep:
+    """Records a whole training step on the meta device: forward, backward and update.
+
+    Nothing is allocated or computed, and the arguments are not changed. `TrainingStep` describes how the model is called
+    with a batch. With `micro_batches` = M the batch is split into M parts, whose gradients accumulate before the update.
+    """
+    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches), name)
+
+
+def capture_inference(model: nn.Module, example_batch: Any, *, micro_batches: int = 1, name: str = "") -> CapturedStep:
+    """Records the forward pass on the meta device; if the batch is a tuple, it is the model's positional arguments."""
+    return capture_step(TrainingStep(model, None, None, example_batch, micro_batches), name)
+
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keeps Python from looking for cycles: recording makes many objects that all stay, and few cycles."""
+    """Turns off Python's cyclic garbage collection: recording creates many objects that stay, and few cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -49,41 +74,42 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @_no_garbage_collection()
 def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
-    """Returns the recorded step; nothing is allocated or computed, and what was given is not changed."""
+    """Records a training step on the meta device; nothing is allocated or computed, and the step is not changed."""
     recorder = Recorder()
-    twin = meta_copy(step, recorder)
+    meta_step = meta_copy(step, recorder)
     parts = meta_parts(step, recorder)
-    _follow_modules(twin.model, recorder)
-    _follow_modules(twin.loss_fn, recorder, "loss")
+    _track_modules(meta_step.model, recorder)
+    _track_modules(meta_step.loss_fn, recorder, "loss")
     try:
-        buffers = dict(twin.model.named_buffers())
-        outputs = _record_forward_and_backward(twin, parts, recorder)
-        if twin.optimizer is not None and step.optimizer is not None:
-            _record_update(twin.model, twin.optimizer, step.optimizer, recorder)
-        _keep_buffers(buffers, twin.model, recorder)
+        buffers = dict(meta_step.model.named_buffers())
+        outputs = _record_forward_and_backward(meta_step, parts, recorder)
+        if meta_step.optimizer is not None and step.optimizer is not None:
+            _record_update(meta_step.model, meta_step.optimizer, step.optimizer, recorder)
+        _record_replaced_buffers(buffers, meta_step.model, recorder)
     except Exception as problem:
         raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
-    graph = recorder.columns.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
-    return CapturedStep(graph, recorder.tape.program([recorder.windows.reach(t).slot for t in outputs]), step)
+    graph = recorder.graph.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
+    program = recorder.program.to_program([recorder.views.find_or_record(t).slot for t in outputs])
+    return CapturedStep(graph, program, step)
 
 
-# --- running it once ---
+# --- forward and backward ---
 
 
 def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder: Recorder) -> list[Tensor]:
-    """Returns the loss of each micro-batch; without an optimizer all tensors that the model returns."""
+    """Returns the loss of each micro-batch; without an optimizer, all tensors that the model returns."""
     outputs: list[Tensor] = []
     with ExitStack() as modes:
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
-        modes.enter_context(_transformers_told())
-        modes.enter_context(Redirect(recorder))
+        modes.enter_context(_transformers_tracing())
+        modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)
         for number, part in enumerate(parts):
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
             if step.optimizer is None:
-                outputs += [t if t.is_meta else recorder.given(t) for t in _tensors(_call(step.model, part))]
+                outputs += [t if t.is_meta else recorder.meta_constant(t) for t in _tensors(_call(step.model, part))]
                 continue
             loss = _loss(step.loss_fn, step.model, part)
             if len(parts) > 1:
@@ -96,18 +122,18 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
 
 
 @contextmanager
-def _transformers_told() -> Iterator[None]:
-    """Lets models of transformers know that they are traced: they then don't look into an attention mask."""
+def _transformers_tracing() -> Iterator[None]:
+    """Tells models of transformers that they are being traced, so that they don't read the values of an attention mask."""
     module = sys.modules.get("transformers.utils.import_utils")
-    asks = getattr(module, "is_jit_tracing", None)
-    if module is None or asks is None:
+    is_jit_tracing = getattr(module, "is_jit_tracing", None)
+    if module is None or is_jit_tracing is None:
         yield
         return
     module.is_jit_tracing = lambda: True  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        module.is_jit_tracing = asks  # type: ignore[attr-defined]
+        module.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
@@ -117,7 +143,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 
 def _loss(loss_fn: Callable[..., Tensor] | None, model: nn.Module, batch: Any) -> Tensor:
-    """Returns the loss of a batch; TrainingStep says how the batch tells the model's arguments."""
+    """Returns the loss of a batch; TrainingStep describes how the model is called."""
     pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and loss_fn is not None
     output = _call(model, batch[0] if pair else batch)
     if loss_fn is not None:
@@ -125,14 +151,14 @@ def _loss(loss_fn: Callable[..., Tensor] | None, model: nn.Module, batch: Any) -
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         raise CaptureError(
-            "the loss must be one number that depends on the model's parameters, got "
+            "the loss must be a scalar tensor that depends on the model's parameters, got "
             + (f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(output).__name__}")
         )
     return loss
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Returns the tensors of nested lists, tuples and tables."""
+    """Returns the tensors in nested lists, tuples and dicts; pytree would overlook those in a subclass of dict."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -156,30 +182,30 @@ def _record_update(
     numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
     for number, group in enumerate(optimizer.param_groups):
         if isinstance(group["lr"], Tensor):
-            recorder.tape.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
+            recorder.program.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
         else:
-            resident = recorder.tape.add_number("hyper-parameter", "lr", number)
-            group["lr"] = HostScalar.of(group["lr"], resident.slot, recorder.tape)
+            resident = recorder.program.add_number("hyper-parameter", "lr", number)
+            group["lr"] = HostScalar.of(group["lr"], resident.slot, recorder.program)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    with Redirect(recorder, live=True), recorder:
+    with MetaMode(recorder, track_scalars=True), recorder:
         optimizer.step()
-    _keep_numbers(numbers, recorder)
+    _record_replaced_numbers(numbers, recorder)
     for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
         if changed := [key for key, value in before.items() if group[key] is not value]:
             raise CaptureError(f"the optimizer's step changes {changed[0]!r} of its parameter group {number}")
-    if recorder.tape.has_lost_numbers:
+    if recorder.program.has_lost_numbers:
         raise CaptureError(
             "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
-            "a way that can't be recorded: only + - * / ** of Python and the methods of tensors can, not those of math"
+            "a way that can't be recorded: use Python's + - * / ** or the methods of tensors, not the math module"
         )
 
 
 def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:
-    """Lets the optimizer make its state, as its first step does; state that the original has already goes first."""
-    with HostNumbers(recorder), QuickMeta(recorder.kernels):
+    """Lets the optimizer create its state, as in its first step; state that the original already has replaces it."""
+    with MetaStateMode(recorder), CachedMetaMode(recorder.kernels):
         try:
             optimizer.step()
-        except KeyError:  # state that its constructor makes (Adagrad's, in older torch): the original has it
+        except KeyError:  # state that its constructor creates (Adagrad in older torch): the original has it
             optimizer.state.clear()
     for group, given in zip(optimizer.param_groups, original.param_groups, strict=True):
         for parameter, key in zip(group["params"], given["params"], strict=True):
@@ -190,7 +216,7 @@ def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimize
 def _add_state(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder
 ) -> list[tuple[dict[str, Any], Resident, type]]:
-    """Makes a parameter's gradient and optimizer state known; returns where numbers are that are no tensors."""
+    """Adds a parameter's gradient and optimizer state; returns the states that are Python numbers: dict, resident, type."""
     assert parameter.grad is not None
     recorder.set_owner(parameter.grad, name)
     state = optimizer.state.get(parameter, {})
@@ -199,27 +225,27 @@ def _add_state(
         if isinstance(value, Tensor) and value.is_meta:
             recorder.add_resident(value, "state", name, key, owner=name)
         elif isinstance(value, Tensor):
-            recorder.tape.add_host_resident(value, "state", name, key)
+            recorder.program.add_host_resident(value, "state", name, key)
         elif type(value) in (int, float):
-            resident = recorder.tape.add_number("state", name, key)
-            state[key] = HostScalar.of(value, resident.slot, recorder.tape)
+            resident = recorder.program.add_number("state", name, key)
+            state[key] = HostScalar.of(value, resident.slot, recorder.program)
             numbers.append((state, resident, type(value)))
     return numbers
 
 
-def _keep_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
-    """Records which numbers of the optimizer's state the step has replaced."""
+def _record_replaced_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
+    """Records the Python numbers in the optimizer's state that the step has replaced."""
     for state, resident, kind in numbers:
         value = state[str(resident.key)]
         if type(value) is not HostScalar:
-            raise CaptureError(f"the optimizer's step gives its state {resident.key!r} a value that can't be recorded")
+            raise CaptureError(f"the optimizer's step sets its state {resident.key!r} to a value that can't be recorded")
         if value.slot != resident.slot:
-            slot = recorder.tape.host_call(int, (value.slot,)) if kind is int else value.slot
-            recorder.tape.update_number(resident, slot)
+            slot = recorder.program.host_call(int, (value.slot,)) if kind is int else value.slot
+            recorder.program.update_number(resident, slot)
 
 
-def _keep_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:
-    """Records a copy into each buffer that the model has replaced by another tensor (`self.mean = ...`)."""
+def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:
+    """Records a copy into each buffer that the step has replaced by another tensor (`self.mean = ...`)."""
     present = dict(model.named_buffers(remove_duplicate=False))
     for name, buffer in buffers.items():
         value = present.get(name)
@@ -227,25 +253,25 @@ def _keep_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Record
             continue
         recorder.path = name.rpartition(".")[0]
         if value is None or value.size() != buffer.size() or value.dtype != buffer.dtype:
-            raise CaptureError(f"the step replaces the buffer {name!r} by something of another shape or type")
-        with torch.no_grad(), Redirect(recorder), recorder:
+            raise CaptureError(f"the step replaces the buffer {name!r} by a tensor of another shape or dtype")
+        with torch.no_grad(), MetaMode(recorder), recorder:
             buffer.copy_(value)
 
 
-# --- around it ---
+# --- where in the model, and where in the user's code ---
 
 
 def _located(problem: Exception, recorder: Recorder) -> CaptureError:
-    """Returns the error of a step that can't be recorded, with the place in the user's code."""
+    """Returns the error of a step that can't be recorded, with the line of the user's code."""
     text = str(problem)
     if not isinstance(problem, CaptureError):
         text = f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem)}{recorder.where()}"
-    place = user_frame(problem)
-    return CaptureError(f"{text} ({place})" if place else text)
+    line = user_frame(problem)
+    return CaptureError(f"{text} ({line})" if line else text)
 
 
 def user_frame(problem: BaseException) -> str:
-    """Returns 'file.py:12' of the innermost frame outside of torch, placewise and Python's importing, or ''."""
+    """Returns 'file.py:12', the innermost frame outside of torch, placewise and importlib, or ''."""
     folders = (Path(torch.__file__).parent, Path(inspect.getfile(importlib)).parent, Path(__file__).parents[1])
     libraries = (*map(str, folders), "<")
     for frame in reversed(traceback.extract_tb(problem.__traceback__)):
@@ -254,8 +280,8 @@ def user_frame(problem: BaseException) -> str:
     return ""
 
 
-def _follow_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
-    """Lets the recorder know which module of a copy runs."""
+def _track_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
+    """Sets the recorder's module path while a module of the model runs."""
     stack: list[str] = []
 
     def enter(path: str) -> Callable[..., None]:
@@ -271,31 +297,3 @@ def _follow_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
         module.register_forward_pre_hook(enter(".".join(filter(None, (prefix, name)))), prepend=True)
         module.register_forward_hook(leave)
-
-
-def capture(
-    model: "torch.nn.Module",
-    loss_fn: "Callable[..., torch.Tensor] | None",
-    optimizer: "torch.optim.Optimizer",
-    example_batch: Any,
-    *,
-    micro_batches: int = 1,
-    name: str = "",
-) -> "CapturedStep":
-    """Returns the whole training step as recorded on the meta device: forward, backward and update.
-
-    Nothing is allocated or computed, and nothing that is given is changed. `TrainingStep` says how the model is called
-    with a batch. With `micro_batches` = M the batch is cut into M parts whose gradients accumulate before the update.
-    """
-    from placewise.graph_capture.training_step import TrainingStep
-
-    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches), name)
-
-
-def capture_inference(
-    model: "torch.nn.Module", example_batch: Any, *, micro_batches: int = 1, name: str = ""
-) -> "CapturedStep":
-    """Returns the forward pass as recorded on the meta device; a batch that is a tuple is the model's arguments."""
-    from placewise.graph_capture.training_step import TrainingStep
-
-    return capture_step(TrainingStep(model, None, None, example_batch, micro_batches), name)

@@ -1,16 +1,16 @@
-"""The graph while it grows: columns of ops and tensors, and what must share a device."""
+"""Builds the graph of a step while it is recorded: its ops and tensors, and which ops must share a device."""
 
 import numpy as np
 
 from placewise.core.arrays import Ints, Ragged
-from placewise.core.graph import TENSOR_KINDS, Graph, Ops, Shape, Tensors
+from placewise.core.graph import PHASES, TENSOR_KINDS, Graph, Ops, Shape, Tensors
 from placewise.core.labels import connected_components
 
-FORWARD, BACKWARD, UPDATE = 0, 1, 2
+FORWARD, BACKWARD, UPDATE = range(len(PHASES))
 
 
 class GraphBuilder:
-    """The columns of a graph, one entry for each op or tensor so far."""
+    """The ops and tensors recorded so far, in lists with one entry for each."""
 
     def __init__(self) -> None:
         self.op_names: list[str] = []
@@ -23,18 +23,18 @@ class GraphBuilder:
         self.flops: list[float] = []
         self.bytes_moved: list[float] = []
         self.devices: list[tuple[str, ...] | None] = []
-        self.owners: list[str] = []  # the parameter that an op of the update belongs to, or ""
+        self.owners: list[str] = []  # [ops], the parameter that an update op belongs to, or ""
         self.tensor_names: list[str] = []
         self.tensor_bytes: list[int] = []
         self.tensor_kinds: list[str] = []
         self.alias_of: list[int] = []
-        self.readers: list[list[int]] = []  # of each tensor: ops
+        self.readers: list[list[int]] = []  # [tensors] -> ops that read it
         self.tensor_owners: list[str] = []
         self.tensor_shapes: list[int] = []  # index into shapes
-        self.shapes: list[Shape] = []  # each once
+        self.shapes: list[Shape] = []  # the distinct shapes
 
     def add_tensor(self, name: str, nbytes: int, kind: str, alias_of: int, owner: str, shape: int) -> int:
-        """Returns the number of a new tensor."""
+        """Adds a tensor and returns its number."""
         self.tensor_names.append(name)
         self.tensor_bytes.append(nbytes)
         self.tensor_kinds.append(kind)
@@ -45,19 +45,19 @@ class GraphBuilder:
         return len(self.tensor_names) - 1
 
     def add_version(self, old: int, owner: str) -> int:
-        """Returns the number of the tensor that an op leaves where it writes into an old one in place."""
+        """Adds the new version of a tensor that an op writes in place, and returns its number."""
         name = self.tensor_names[old].rstrip("'") + "'"
         owner = self.tensor_owners[old] or owner
         return self.add_tensor(name, self.tensor_bytes[old], self.tensor_kinds[old], old, owner, self.tensor_shapes[old])
 
     def to_graph(self, outputs: list[int], name: str) -> Graph:
-        """Returns the graph, checked, with the smallest groups; a resident tensor's home is the group that writes it."""
+        """Returns the graph with the smallest possible groups; a resident tensor's home is the group that writes it."""
         storages = _storages(self.alias_of)
         writes = Ragged.of(self.writes)
         groups = self._colocated(storages)
         home = np.full(len(storages), -1, np.int64)
         home[storages[writes.values]] = groups[writes.rows]
-        home[writes.values] = -1  # what the step makes has no home
+        home[writes.values] = -1  # tensors that the step writes have no home
         tensors = Tensors(
             tuple(self.tensor_names),
             np.array(self.tensor_bytes, np.int64),
@@ -83,9 +83,9 @@ class GraphBuilder:
         return Graph(name, tensors, ops, np.array(outputs, np.int64))
 
     def _colocated(self, storages: Ints) -> Ints:
-        """Returns the smallest groups: ops that write one storage, and a parameter's whole update: [ops]."""
+        """Returns the smallest groups: ops that write the same storage, and all update ops of a parameter: [ops]."""
         roots = storages.tolist()
-        first: dict[int | str, int] = {}  # storage, or parameter -> the first op that writes it or belongs to it
+        first: dict[int | str, int] = {}  # storage or parameter -> the first op that writes it or belongs to it
         pairs = []
         for op, (writes, owner) in enumerate(zip(self.writes, self.owners, strict=True)):
             shared: list[int | str] = [roots[tensor] for tensor in writes]
@@ -94,7 +94,7 @@ class GraphBuilder:
 
 
 def _storages(alias_of: list[int]) -> Ints:
-    """Returns the tensor that owns each tensor's memory; an alias stands behind what it shares: [tensors]."""
+    """Returns the tensor that owns each tensor's memory; aliases come after the tensors that they refer to: [tensors]."""
     storages = list(range(len(alias_of)))
     for tensor, alias in enumerate(alias_of):
         if alias >= 0:

@@ -1,8 +1,8 @@
-"""The host's own numbers in a step: what Python computes.
+"""Numbers that Python computes in a step, recorded as arithmetic instead of constants.
 
-Adam divides by 1 - beta ** step, and a schedule changes the learning rate between steps. If such numbers were recorded
-as they are, the recorded step would repeat one moment of training for ever. So while a step is recorded they are
-HostScalars: floats that also write their arithmetic into the program.
+Adam divides by 1 - beta ** step, and a scheduler changes the learning rate between steps. If such numbers were recorded as
+constants, the recorded step would repeat one moment of training forever. So while a step is recorded they are HostScalars:
+floats that also record their arithmetic in the program.
 """
 
 import operator
@@ -16,15 +16,15 @@ from placewise.graph_capture.program_builder import ProgramBuilder
 class HostScalar(float):
     """A float whose arithmetic is recorded."""
 
-    __slots__ = ("slot", "tape")
+    __slots__ = ("program", "slot")
+    program: ProgramBuilder
     slot: Slot
-    tape: ProgramBuilder
 
     @classmethod
-    def of(cls, value: float, slot: Slot, tape: ProgramBuilder) -> "HostScalar":
-        """Returns the number, bound to its slot."""
+    def of(cls, value: float, slot: Slot, program: ProgramBuilder) -> "HostScalar":
+        """Returns a number with its slot in the program."""
         scalar = cls(value)
-        scalar.slot, scalar.tape = slot, tape
+        scalar.slot, scalar.program = slot, program
         return scalar
 
     def _record(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -32,7 +32,7 @@ class HostScalar(float):
         if not all(isinstance(arg, (int, float)) for arg in plain):
             return NotImplemented
         slots = tuple(arg.slot if isinstance(arg, HostScalar) else arg for arg in args)
-        return HostScalar.of(function(*plain), self.tape.host_call(function, slots), self.tape)
+        return HostScalar.of(function(*plain), self.program.host_call(function, slots), self.program)
 
     def __add__(self, other: Any) -> Any:
         return self._record(operator.add, self, other)
@@ -88,5 +88,5 @@ class HostScalar(float):
     __hash__ = float.__hash__
 
     def _compare(self, function: Callable[..., Any], other: Any) -> Any:
-        self.tape.used(self.slot)  # the branch stays as it is taken now
+        self.program.use(self.slot)  # the branch is recorded as it is taken now
         return function(float(self), other)

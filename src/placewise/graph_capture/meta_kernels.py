@@ -1,8 +1,8 @@
-"""Runs ops on the meta device, and remembers what came out.
+"""Runs ops on the meta device with a cache of their outputs.
 
-Many of torch's meta kernels are Python and take hundreds of microseconds. A training step repeats a few hundred
-signatures (operator, shapes, strides, types, attributes) thousands of times, so each is run once and its outputs are
-made again.
+Many of torch's meta kernels are written in Python and take hundreds of microseconds. A training step repeats a few hundred
+signatures (operator, shapes, strides, dtypes, attributes) thousands of times, so each signature runs once; after that, new
+outputs are made from the cached sizes, strides and dtypes.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from placewise.graph_capture.op_costs import OpFacts
 
-FIRST_ARGUMENT = object()  # a remembered op that returns its first argument, which it changed in place
+FIRST_ARGUMENT = object()  # cached for an op that returns its first argument, which it changes in place
 
 
 class MetaKernels:
-    """Calls ops on meta tensors; the second call of a signature costs a few microseconds."""
+    """Calls ops on meta tensors; from the second call on, a signature takes a few microseconds."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
@@ -29,7 +29,7 @@ class MetaKernels:
         try:
             key = (func, signature(args), tuple([(name, _sign(value)) for name, value in kwargs.items()]))
             known = self._known.get(key)
-        except TypeError:  # an argument that can't be a key
+        except TypeError:  # an argument that can't be hashed
             return func(*args, **kwargs)
         if known is None:
             out = func(*args, **kwargs)
@@ -44,8 +44,8 @@ class MetaKernels:
         return made[0] if kind is Tensor else kind(made)
 
 
-class QuickMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs a block on the meta device with remembered outputs, recording nothing."""
+class CachedMetaMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs the ops in a block on the meta device with cached outputs, recording nothing."""
 
     def __init__(self, kernels: MetaKernels) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,12 +62,12 @@ class QuickMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def signature(args: Any) -> tuple[Any, ...]:
-    """Returns arguments as a key: shapes, strides and types of tensors, and values of all else but floats."""
+    """Returns the arguments as a dict key: sizes, strides and dtypes of tensors, and the values of all others but floats."""
     return tuple([_sign(arg) for arg in args])
 
 
 def _sign(value: Any) -> Any:
-    """Returns what the outputs' shapes can depend on; of a float that is its type alone."""
+    """Returns what the outputs' shapes can depend on; for a float, only that it is one."""
     if isinstance(value, Tensor):
         return (value.dtype, value.size(), value.stride(), value.device)
     kind = type(value)
@@ -75,11 +75,11 @@ def _sign(value: Any) -> Any:
         return float
     if kind is list or kind is tuple:
         return signature(value)
-    return (kind, value)  # True and 1 are equal, but not the same argument
+    return (kind, value)  # because True == 1
 
 
 def _recipe(out: Any, args: Any, facts: OpFacts) -> Any:
-    """Returns how to make the outputs again: (container, [(size, stride, dtype)...]); (None, ...) where that is unsafe."""
+    """Returns how to make the outputs: (container, [(size, stride, dtype)...]), or (None, ...) to run the op each time."""
     if facts.mutated:
         return FIRST_ARGUMENT if facts.mutated == {0} and out is args[0] else (None, ())
     container = Tensor if isinstance(out, Tensor) else type(out)
@@ -94,7 +94,7 @@ def _recipe(out: Any, args: Any, facts: OpFacts) -> Any:
 
 
 def _is_plain(entry: Any) -> bool:
-    """Whether an output is None, or a tensor that owns just the memory that its shape and strides span."""
+    """Returns whether an output is None, or a tensor that owns exactly the memory that its sizes and strides span."""
     if entry is None:
         return True
     if not isinstance(entry, Tensor) or not entry.is_meta or entry.storage_offset():

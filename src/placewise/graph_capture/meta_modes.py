@@ -1,4 +1,4 @@
-"""Where tensors are made: under these modes it is on the meta device, and nobody reads their values."""
+"""Modes under which tensors are created on the meta device, and reading their values is refused."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_any_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.host_scalars import HostScalar
-from placewise.graph_capture.recorder import Recorder
+from placewise.graph_capture.recorder import Recorder, meta_like
 
 VALUE_READERS = {
     Tensor.item: "item()",
@@ -30,7 +31,7 @@ FACTORIES = frozenset(_device_constructors()) - FROM_DATA
 
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
-HANDLERS = {  # functions of torch that Redirect does not call as they are -> its method
+HANDLERS = {  # functions of torch that MetaMode replaces -> the method that does
     **dict.fromkeys(VALUE_READERS, "_read_value"),
     **dict.fromkeys(FACTORIES, "_make"),
     **dict.fromkeys(FROM_DATA, "_make_from_data"),
@@ -46,15 +47,15 @@ HANDLERS = {  # functions of torch that Redirect does not call as they are -> it
 _is_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-class Redirect(TorchFunctionMode):
-    """Makes every tensor of the step on the meta device, wherever the model wanted it, and keeps the host's numbers.
+class MetaMode(TorchFunctionMode):
+    """Creates every tensor of the step on the meta device, whatever device the model asks for.
 
-    `live`: numbers that are read from the host's tensors are HostScalars (the update), not constants (all else).
+    With `track_scalars` (in the update), numbers that are read from host tensors become HostScalars, else constants.
     """
 
-    def __init__(self, recorder: Recorder, live: bool = False) -> None:
+    def __init__(self, recorder: Recorder, track_scalars: bool = False) -> None:
         super().__init__()
-        self.recorder, self.tape, self.live = recorder, recorder.tape, live
+        self.recorder, self.program, self.track_scalars = recorder, recorder.program, track_scalars
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,16 +71,16 @@ class Redirect(TorchFunctionMode):
                 "autocast has no effect on the meta device: cast the model itself, model.to(torch.bfloat16)"
                 + self.recorder.where()
             )
-        if self.live:
+        if self.track_scalars:
             kwargs = {key: self._number(value) if key in ("value", "alpha") else value for key, value in kwargs.items()}
-            self.tape.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
+            self.program.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
         try:
             return func(*args, **kwargs)
         finally:
-            self.tape.scalars = {}
+            self.program.scalars = {}
 
     def _number(self, value: Any) -> Any:
-        """Returns an argument that torch reads as a number: of a tensor it would take the value as it is now."""
+        """Returns an argument that torch reads as a number; from a tensor it would take the present value as a constant."""
         return self._read_value(Tensor.item, (value,), {}) if isinstance(value, Tensor) else value
 
     def _read_value(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,15 +89,15 @@ class Redirect(TorchFunctionMode):
             raise self.recorder.needs_value(VALUE_READERS[func])
         with _disable_current_modes():
             value = func(*args, **kwargs)
-        if not self.live or isinstance(value, bool) or not self.tape.is_live(tensor):
+        if not self.track_scalars or isinstance(value, bool) or not self.program.has_host_tensor(tensor):
             return value
         if func is not Tensor.item:
             raise CaptureError(
                 f"the optimizer reads a number that changes from step to step with {VALUE_READERS[func]}, "
                 "which can't be recorded: use item()"
             )
-        slot = self.tape.host_call(torch.ops.aten._local_scalar_dense.default, (self.tape.host_slot(tensor),))
-        return HostScalar.of(value, slot, self.tape)
+        slot = self.program.host_call(torch.ops.aten._local_scalar_dense.default, (self.program.host_slot(tensor),))
+        return HostScalar.of(value, slot, self.program)
 
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*args, **{**kwargs, "device": "meta"})
@@ -106,17 +107,17 @@ class Redirect(TorchFunctionMode):
             return func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
         if args and type(args[0]) is HostScalar:
             with _disable_current_modes():
-                return self.tape.host_tensor(args[0], args[0].slot, kwargs.get("dtype"))
-        if args and (inner := _first_tensor(args[0])) is not None and inner.is_meta:
+                return self.program.host_tensor(args[0], args[0].slot, kwargs.get("dtype"))
+        if args and tree_any_only(Tensor, lambda tensor: tensor.is_meta, args[0]):
             raise self.recorder.needs_value("torch.tensor of a list of tensors")
         with _disable_current_modes():
             value: Tensor = func(*args, **{**kwargs, "device": "cpu"})
-            if self.live and not value.dim():
-                self.tape.host_slot(value)
+            if self.track_scalars and not value.dim():
+                self.program.host_slot(value)
                 return value
-            twin = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-            self.recorder.add_constant(twin, value.detach())
-            return twin.requires_grad_(value.requires_grad)
+            meta = meta_like(value)
+            self.recorder.add_constant(meta, value.detach())
+            return meta.requires_grad_(value.requires_grad)
 
     def _make_new_tensor(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._make_from_data(torch.tensor, args[1:], {"dtype": args[0].dtype, **kwargs})
@@ -128,7 +129,7 @@ class Redirect(TorchFunctionMode):
         return self._call(func, *_without_device(*args, **kwargs))
 
     def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Indexes with tensors for lists of numbers; torch itself would make those on the meta device, without values."""
+        """Indexes with tensors instead of lists of numbers, which torch would convert to meta tensors without values."""
 
         def with_tensors(index: Any) -> Any:
             if isinstance(index, tuple):
@@ -140,15 +141,15 @@ class Redirect(TorchFunctionMode):
         return self._call(func, (args[0], with_tensors(args[1]), *args[2:]), kwargs)
 
     def _set_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Writes a tensor's new data into its memory, where eager code exchanges the memory."""
+        """Copies the new data into the tensor's memory; eager code would replace the memory."""
         tensor, value = args
         if tensor.size() != value.size() or tensor.dtype != value.dtype:
-            raise CaptureError(f"the step changes the shape or type of a tensor's data{self.recorder.where()}")
+            raise CaptureError(f"the step changes the shape or dtype of a tensor's data{self.recorder.where()}")
         tensor.data.copy_(value)
 
 
-class HostNumbers(TorchFunctionMode):
-    """Lets an optimizer make its state on the meta device, but single numbers (step counters) on the host."""
+class MetaStateMode(TorchFunctionMode):
+    """Creates an optimizer's state on the meta device, but its scalars (step counters) on the host."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -164,16 +165,8 @@ class HostNumbers(TorchFunctionMode):
             out = func(*args, **{**kwargs, "device": "meta"})
             return out if out.dim() else func(*args, **{**kwargs, "device": "cpu"})
         if func == SET_DATA:
-            return None  # the parameter keeps its memory
+            return None  # p.data = ... leaves the parameter unchanged
         return func(*args, **kwargs)
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    """Returns the first tensor in nested lists and tuples, or None."""
-    if isinstance(value, Tensor):
-        return value
-    entries = value if isinstance(value, (list, tuple)) else ()
-    return next((found for entry in entries if (found := _first_tensor(entry)) is not None), None)
 
 
 def _all_numbers(index: list[Any]) -> bool:
@@ -183,7 +176,7 @@ def _all_numbers(index: list[Any]) -> bool:
 def _without_device(
     tensor: Tensor, *args: Any, copy: bool = False, memory_format: Any = None, **kwargs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of Tensor.to without those that name a device."""
+    """Returns the arguments of Tensor.to without the device."""
     other = [arg for arg in (*args, kwargs.get("other")) if isinstance(arg, Tensor)]
     dtypes = [arg for arg in (*args, kwargs.get("dtype")) if isinstance(arg, torch.dtype)]
     dtype = other[0].dtype if other else dtypes[0] if dtypes else tensor.dtype

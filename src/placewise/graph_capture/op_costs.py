@@ -1,10 +1,10 @@
-"""What a recorded op costs: floating-point operations, bytes moved, and the kinds of device that can run it.
+"""Estimates what a recorded op costs: flops, bytes moved, and the kinds of device that can run it.
 
-Flops of matrix products, convolutions and attention come from torch's own registry. All others are estimated as
-`FLOPS_PER_ELEMENT` (1 where nothing is said, 0 for ops that only move data) times the elements of the largest tensor
-they read or write; they are bound by memory anyway. Bytes are those that an op must touch at the least: every element of
-its inputs once, every element of its outputs once; look-ups (`LOOKUPS`) read as much of their table as they write,
-scatters (`SCATTERS`) write as much of theirs as they read, and what only overwrites (`OVERWRITES`) does not read first.
+The flops of matrix products, convolutions and attention come from torch's flop counter. For all other ops they are
+`FLOPS_PER_ELEMENT` (1 by default, 0 for ops that only move data) times the number of elements of the largest tensor that the
+op reads or writes; these ops are bound by memory anyway. The bytes are the fewest that an op must move: every element of its
+inputs once, every element of its outputs once. A lookup (`LOOKUPS`) reads as much of its first input as it writes, a scatter
+(`SCATTERS`) writes as much as it reads, and an op that only overwrites (`OVERWRITES`) does not read what it overwrites.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ ALLOCATES_ONLY = frozenset({
     "empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
 })  # fmt: skip
 
-SHAPE_ONLY = frozenset({  # they look at the shape of their first argument, not at its data
+SHAPE_ONLY = frozenset({  # ops that read the shape of their first argument, not its data
     "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty",
     "new_zeros", "new_ones", "new_full", "new_empty_strided",
 })  # fmt: skip
@@ -45,28 +45,28 @@ SCATTERS = frozenset({"index_put_", "_index_put_impl_", "index_add_", "index_cop
 
 OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
 
-BATCH_NORM = {  # arguments that are running statistics, and the one that says whether it trains; the schema does not tell
-    "native_batch_norm": ((3, 4), 5),  # trains: writes them
-    "native_batch_norm_backward": ((3, 4), 7),  # trains: does not look at them
+BATCH_NORM = {  # positions of the running statistics and of `training`, which the schema does not mark as written
+    "native_batch_norm": ((3, 4), 5),  # writes them in training
+    "native_batch_norm_backward": ((3, 4), 7),  # ignores them in training
 }
 
 CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
 
 GPU_ONLY_PREFIXES = (
-    *("cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention"),
-    *("_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention"),
-)
+    "cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention",
+    "_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention",
+)  # fmt: skip
 
 INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
 
 
 class OpFacts:
-    """What there is to know of an ATen overload, looked up once."""
+    """The facts about an ATen overload that recording needs, looked up once."""
 
     __slots__ = (
-        *("allocates", "batch_norm", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup"),
-        *("mutated", "name", "overwrites", "random", "recorded", "scatter", "shape_only", "takes_device"),
-    )
+        "allocates", "batch_norm", "changes_shape", "flops_formula", "flops_per_element", "is_view", "kind", "lookup",
+        "mutated", "name", "overwrites", "random", "recorded", "scatter", "shape_only", "takes_device",
+    )  # fmt: skip
 
     def __init__(self, function: OpOverload) -> None:
         from torch.utils.flop_counter import flop_registry
@@ -96,14 +96,14 @@ class OpFacts:
 
 
 def estimated_flops(facts: OpFacts, inputs: list[View], outputs: list[View]) -> float:
-    """Returns the flops of an op that torch has no formula for."""
+    """Returns the flops of an op that torch's flop counter does not know."""
     if not facts.flops_per_element:
         return 0.0
     return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
 
 
 def bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View], written: list[View]) -> float:
-    """Returns the bytes that an op must touch; `written` are those of its outputs that it changes in place."""
+    """Returns the bytes that an op must move; `written` are the outputs that it changes in place."""
     if facts.allocates:
         return 0.0
     made = sum([view.nbytes for view in outputs])
@@ -119,9 +119,9 @@ def bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View], written
 
 
 def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None:
-    """Returns the kinds of device that can run an op whose first input has this type, None: all.
+    """Returns the kinds of device that can run an op whose first input has this dtype, None: all.
 
-    A CPU build of torch does not know which ops have GPU kernels, so the few that matter stand here by name.
+    A CPU build of torch does not know which ops have GPU kernels, so the few exceptions are listed above by name.
     """
     if name.startswith(CPU_ONLY_PREFIXES):
         return ("cpu",)
@@ -133,7 +133,7 @@ def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None
 
 
 def without_statistics(facts: OpFacts, args: Any) -> Any:
-    """Returns the arguments of a batch norm; its backward step in training gets no running statistics, for it reads none."""
+    """Returns the arguments of a batch norm; its backward in training ignores the running statistics and gets None."""
     assert facts.batch_norm is not None
     statistics, training = facts.batch_norm
     if facts.mutated or not args[training]:

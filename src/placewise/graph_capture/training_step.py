@@ -1,4 +1,4 @@
-"""What to capture: a training step before it is recorded."""
+"""A training step to capture: a model, its loss, its optimizer and an example batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from placewise.core.errors import CaptureError
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A model, how its loss is made, the optimizer over its parameters, and one batch of examples.
+    """A model, its loss function, the optimizer of its parameters, and an example batch.
 
-    `batch` says how the model is called:
+    The form of `batch` decides how the model is called:
 
-    - a pair `(inputs, target)`: `loss_fn(model(inputs), target)`; inputs that are a tuple become positional
-      arguments, inputs that are a dict keyword arguments;
-    - a dict (Hugging Face): `model(**batch)`, whose `.loss` is the loss, or `loss_fn(output)` where one is given;
+    - a pair `(inputs, target)`: `loss_fn(model(inputs), target)`; if `inputs` is a tuple, they are positional
+      arguments, if it is a dict, keyword arguments;
+    - a dict (Hugging Face): `model(**batch)`, whose `.loss` is the loss, or `loss_fn(output)` if there is a `loss_fn`;
     - a single tensor: `loss_fn(model(batch))`.
 
-    Without `loss_fn` the output is the loss itself, or has it as `.loss`. Without an optimizer the step is inference:
-    the forward pass alone, and no loss. With `micro_batches` = M every tensor of the batch is cut into M equal parts
-    along its first dimension; the gradients of loss / M accumulate before the one update.
+    Without `loss_fn`, the output is the loss, or has it as `.loss`. Without an optimizer, the step is inference: only
+    the forward pass, and no loss. With `micro_batches` = M, every tensor of the batch is split into M equal parts along
+    its first dimension, and the gradients of loss / M accumulate before the update.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Which value of the program, and which tensor of the graph, a tensor on the meta device is."""
+"""Identifies a tensor on the meta device: its slot in the program, and its tensor in the graph."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ..
 
 
 class View:
-    """What is known of one window on a storage."""
+    """A view of a storage: its slot, its number of elements and its bytes."""
 
     __slots__ = ("elements", "nbytes", "slot", "storage")
 
@@ -28,66 +28,66 @@ class View:
 
 
 class Views:
-    """Every storage with its newest tensor, and every window on it with its slot.
+    """The views of every storage with their slots, and the newest tensor in the graph of every storage.
 
-    Tensors are told apart by their storage and their window on it, never by identity: holding on to a tensor would
-    change what autograd does (it adds in place into a gradient that nobody else holds).
+    Tensors are identified by storage and geometry, never by object: keeping a reference to a tensor would change what
+    autograd does (it adds in place into a gradient that nothing else references).
     """
 
-    def __init__(self, columns: GraphBuilder, tape: ProgramBuilder) -> None:
-        self.newest: dict[int, int] = {}  # storage -> the graph's tensor that holds its present value
-        self._columns, self._tape = columns, tape
+    def __init__(self, graph: GraphBuilder, program: ProgramBuilder) -> None:
+        self.newest: dict[int, int] = {}  # storage -> the graph's tensor that has its present value
+        self._graph, self._program = graph, program
         self._views: dict[Geometry, View] = {}
-        self._bases: dict[int, tuple[Slot, torch.dtype]] = {}  # storage -> the first window on it
-        self._shapes: dict[tuple[torch.dtype, torch.Size], int] = {}  # the graph's number of each
-        self._alive: list[StorageWeakRef] = []  # keeps the address of a storage that is gone from being used again
+        self._bases: dict[int, tuple[Slot, torch.dtype]] = {}  # storage -> the first view of it
+        self._shapes: dict[tuple[torch.dtype, torch.Size], int] = {}  # -> index into the graph's shapes
+        self._alive: list[StorageWeakRef] = []  # keeps the address of a freed storage from being reused
 
     def add_storage(self, tensor: Tensor, name: str, kind: str, owner: str = "") -> int:
-        """Returns the number of the new graph's tensor that is this one's whole storage."""
+        """Adds a tensor to the graph for the whole storage of this one; returns its number."""
         if tensor.is_complex():
             raise CaptureError(f"{name} has complex numbers, which can't be recorded")
         storage = tensor.untyped_storage()
-        number = self._columns.add_tensor(name, storage.nbytes(), kind, -1, owner, self._shape(tensor))
+        number = self._graph.add_tensor(name, storage.nbytes(), kind, -1, owner, self._shape(tensor))
         self.newest[storage._cdata] = number
         self._alive.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return number
 
     def _shape(self, tensor: Tensor) -> int:
-        """Returns the number of a tensor's shape among the graph's."""
+        """Returns the index of a tensor's shape among the graph's shapes."""
         key = tensor.dtype, tensor.size()
         number = self._shapes.get(key)
         if number is None:
-            number = self._shapes[key] = len(self._columns.shapes)
-            self._columns.shapes.append(Shape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.size())))
+            number = self._shapes[key] = len(self._graph.shapes)
+            self._graph.shapes.append(Shape(str(tensor.dtype).removeprefix("torch."), tuple(tensor.size())))
         return number
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether a tensor's storage is known."""
+    def has_storage(self, tensor: Tensor) -> bool:
+        """Returns whether the graph has a tensor for this one's storage."""
         return tensor.untyped_storage()._cdata in self.newest
 
     def find(self, tensor: Tensor) -> View | None:
-        """Returns the window that a tensor is, or None."""
+        """Returns a tensor's view, or None if there is none yet."""
         return self._views.get(_geometry(tensor))
 
-    def view(self, tensor: Tensor) -> View:
-        """Returns the window that a tensor is; a new one gets a slot."""
+    def find_or_add(self, tensor: Tensor) -> View:
+        """Returns a tensor's view; a new one gets a slot, which a call of the program must fill."""
         geometry = _geometry(tensor)
         view = self._views.get(geometry)
         if view is None:
-            view = self._views[geometry] = View(self._tape.new_slot(), geometry[0], tensor)
+            view = self._views[geometry] = View(self._program.new_slot(), geometry[0], tensor)
             self._bases.setdefault(geometry[0], (view.slot, tensor.dtype))
         return view
 
-    def reach(self, tensor: Tensor) -> View:
-        """Returns the window that a tensor on a known storage is; one that was made unseen gets a call that makes it."""
+    def find_or_record(self, tensor: Tensor) -> View:
+        """Returns the view of a tensor whose storage is in the graph; a new one gets an as_strided call that makes it."""
         view = self.find(tensor)
         if view is None:
             base, dtype = self._bases[tensor.untyped_storage()._cdata]
             if dtype != tensor.dtype:
                 raise CaptureError(f"a tensor of type {dtype} is read as {tensor.dtype} in a way that can't be recorded")
-            view = self.view(tensor)
-            window = (base, list(tensor.size()), list(tensor.stride()), tensor.storage_offset())
-            self._tape.call(torch.ops.aten.as_strided.default, window, {}, (view.slot,))
+            view = self.find_or_add(tensor)
+            arguments = (base, list(tensor.size()), list(tensor.stride()), tensor.storage_offset())
+            self._program.call(torch.ops.aten.as_strided.default, arguments, {}, (view.slot,))
         return view
 
 
