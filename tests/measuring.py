@@ -1,8 +1,11 @@
-"""Ways to run a placement that end well, run out of memory, hang and crash; a light module, because workers import it."""
+"""Ways to run a placement that end well, run out of memory, hang and crash, and a clock that follows a script.
+
+A light module, because workers import it.
+"""
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,3 +72,18 @@ def three_steps(
 ) -> tuple[Any, dict[str, int]]:
     """A `run_steps` whose slowest step is an outlier, and whose peak is 10 bytes on each device."""
     return np.array([2.0, 1.0, 50.0]), dict.fromkeys(cluster.device_names, 10)
+
+
+@dataclass
+class ScriptedClock:
+    """A clock for which a run takes these seconds; it notes how many runs it timed at a time."""
+
+    run_seconds: list[float]  # of each repetition, the last one for all that follow
+    launch_seconds: float = 0.0
+    max_runs: int = 1000
+    timed: list[int] = field(default_factory=list)
+
+    def seconds(self, run: Callable[[], object], times: int) -> float:
+        number = min(len(self.timed), len(self.run_seconds) - 1)
+        self.timed.append(times)
+        return times * self.run_seconds[number]

@@ -9,6 +9,7 @@ import placewise as pw
 from placewise.core.cluster import Cluster
 from placewise.formats.cluster_file import parse_cluster
 from placewise.graph_capture.capture import CapturedStep
+from placewise.measure.ops import op_calls
 
 MLP = "small_steps:mlp_step"
 
@@ -38,6 +39,11 @@ def words_step() -> CapturedStep:
     model = Words()
     batch = (torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))
     return pw.capture(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters()), batch, name="words")
+
+
+def signatures_of(step: CapturedStep) -> list[str]:
+    """Returns the signature of each op."""
+    return [call.signature for call in op_calls(step.program, len(step.graph.ops))]
 
 
 def two_cpus() -> Cluster:

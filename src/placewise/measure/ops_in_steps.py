@@ -48,14 +48,14 @@ def op_timings_in_steps(
         found: dict[str, list[float]] = {}
         begun, count = time.perf_counter(), 0
         while count < MIN_TRACED or (count < STEPS and time.perf_counter() - begun < ENOUGH_SECONDS):
-            for op, seconds in _traced_op_seconds(train_step, batch, step_seconds).items():
+            for op, seconds in traced_op_seconds(train_step, batch, step_seconds).items():
                 found.setdefault(signatures[op], []).append(seconds)
             count += 1
         return {signature: Timing.of(times) for signature, times in found.items()}
     return {}
 
 
-def _traced_op_seconds(train_step: TrainStep, batch: Any, step_seconds: float) -> dict[int, float]:
+def traced_op_seconds(train_step: TrainStep, batch: Any, step_seconds: float) -> dict[int, float]:
     """Returns the seconds from each op's start to the next one's, in a traced step.
 
     What tracing adds to the time of a usual step is taken off in equal parts, as far as the op itself leaves room.

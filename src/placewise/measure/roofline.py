@@ -21,7 +21,7 @@ def measure_machine(cluster: Cluster, virtual: Mapping[str, int] | None = None) 
     for real, device in zip(devices, cluster.devices, strict=True):
         key = speed_key(real)
         if key not in known:
-            known[key] = instrument_of(real).run(real, partial(_roofline, real))
+            known[key] = instrument_of(real).run(real, partial(measure_roofline, real))
         flops, bytes_per_second, overhead_seconds = known[key]
         device = replace(device, flops=flops, bytes_per_second=bytes_per_second, overhead_seconds=overhead_seconds)
         measured.append(device)
@@ -36,7 +36,7 @@ def measure_machine(cluster: Cluster, virtual: Mapping[str, int] | None = None) 
     )
 
 
-def _roofline(device: RealDevice, clock: Clock) -> tuple[float, float, float]:
+def measure_roofline(device: RealDevice, clock: Clock) -> tuple[float, float, float]:
     """Returns flops per second of a large float32 product, bytes per second of a large addition, seconds of a tiny one."""
     sizes = instrument_of(device).sizes
     rows, elements = sizes.roofline_rows, sizes.roofline_elements

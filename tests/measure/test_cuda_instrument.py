@@ -1,4 +1,4 @@
-"""Profiler, slices and measurements on a real GPU; skipped where there is none."""
+"""The clock, slices, profiler and measurements on a real GPU; skipped if there is none."""
 
 import time
 from pathlib import Path
@@ -33,7 +33,7 @@ def slices() -> Cluster:
 
 
 class Branches(nn.Module):
-    """Two branches of equal weight; here, not in a function, for a process that measures has to find it."""
+    """Two equal branches; not in a function, because the process that measures imports it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def wide_step(width: int = 2048) -> CapturedStep:
 def product_seconds(*streams: torch.cuda.Stream, rows: int = 4096, times: int = 10) -> float:
     """Returns how long products take on all streams at the same time, each with its own."""
     operands = [torch.rand(rows, rows, device="cuda:0") for _ in streams]
-    for _ in range(2):  # the first turn warms up
+    for _ in range(2):  # the first time is a warm-up
         torch.cuda.synchronize()
         begun = time.perf_counter()
         for _ in range(times):
