@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it refuses, and how fast it says how it is used."""
+"""The command line: what it prints, and what it refuses."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -375,44 +374,9 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
 
 
 def test_help_says_what_set_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--set NAME=VALUE a parameter of the strategy: crossover=uniform;" in helped(capsys, "place")
-    words = "--set STRATEGY.NAME=VALUE a parameter of one of the strategies: genetic.crossover=uniform;"
+    assert "--set NAME=VALUE set a parameter, as in crossover=uniform " in helped(capsys, "place")
+    words = "--set STRATEGY.NAME=VALUE set a parameter, as in genetic.crossover=uniform "
     assert words in helped(capsys, "compare")
-
-
-def test_help_is_instant_and_names_every_command() -> None:
-    """The best of five runs in a fresh process, Python's own start included."""
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        result = process("--help")
-        times.append(time.perf_counter() - started)
-    assert result.returncode == 0
-    assert set(COMMANDS) <= {line.split()[0] for line in result.stdout.splitlines() if line.startswith("    ")}
-    assert min(times) < 0.4
-
-
-def loaded_by(*arguments: str) -> set[str]:
-    """Returns the heavy packages that a command loads."""
-    code = (
-        "import sys; from placewise.cli import main\n"
-        "try: main(sys.argv[1:])\n"
-        "except SystemExit: pass\n"
-        "print([name for name in ('numpy', 'torch', 'numba', 'transformers', 'shtab') if name in sys.modules])"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    return set(json.loads(result.stdout.splitlines()[-1].replace("'", '"')))
-
-
-def test_commands_load_only_what_they_use(graph_file: str, cluster_file: str) -> None:
-    assert loaded_by("--help") == set()
-    assert loaded_by("info", "--help") == set()
-    assert loaded_by("bench", "--help") == set()
-    assert loaded_by("bench", "measured", "--help") == set()
-    assert loaded_by("completion", "bash") == {"shtab"}
-    assert loaded_by("clusters") == {"numpy"}
-    assert loaded_by("info", graph_file, "--cluster", cluster_file) == {"numpy"}
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> str:

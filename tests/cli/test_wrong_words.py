@@ -21,10 +21,11 @@ WRONG: list[tuple[list[str], str]] = [
     (["bench", "rows", "--strategies", ""], "strategies: must not be empty"),
     (["report", "runs.db", "", "-o", "page.html"], "sources: must not be empty"),
     ([*PLACE, "-o", "same", "--report", "./same"], "./same: can't be written: two outputs have this name"),
-    ([*PROFILE, "-o", "same", "--graph", "same"], "same: can't be written: two outputs have this name"),
+    ([*PROFILE, "-o", "same", "--graph-output", "same"], "same: can't be written: two outputs have this name"),
     ([*PLACE, "--run-file", "none/runs.db"], "none/runs.db: can't be written: there is no folder"),
     ([*PLACE, "--run-file", "."], ".: can't be written: it is a folder"),
     ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is not a folder"),
+    ([*PLACE, "--measure", "--target-gap", "0.1"], "--target-gap can't be used with --measure: the bound holds only for"),
     ([*PLACE, "--busy", "0.5"], "--busy needs a --profile"),
     (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy needs a --profile"),
     (

@@ -84,7 +84,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Finds where each operation of a neural network's training step should run.",
         epilog="`placewise COMMAND --help` lists the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"placewise {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"placewise {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for add in COMMANDS:
         add(commands)

@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_writable, print_json
 from placewise.cli.searches import (
-    add_search_options,
+    add_budget_options,
+    add_evaluation_options,
+    add_order_option,
+    add_run_file_option,
     add_set_option,
     load_problem,
     planner_of,
     search_with_progress,
     settings_of,
 )
-from placewise.cli.shared_options import add_command, check_devices, measure_of, positive_argument, warn
+from placewise.cli.shared_options import (
+    add_command,
+    add_grouping_option,
+    add_problem_options,
+    check_devices,
+    measure_of,
+    positive_argument,
+    warn,
+)
 from placewise.core.errors import StrategyError
 from placewise.core.quantities import format_count
 
@@ -28,17 +39,22 @@ if TYPE_CHECKING:
 def add_compare(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "compare", _compare, "compare strategies on one problem with equal budgets")
-    add_search_options(parser)
+    add_problem_options(parser)
     parser.add_argument(
         "--strategies",
         metavar="A,B",
         default="classical",
         help="names of strategies, or classical, exact, learned, all (default: classical)",
     )
-    add_set_option(parser, "STRATEGY.NAME=VALUE", "a parameter of one of the strategies: genetic.crossover=uniform")
+    add_set_option(parser, "STRATEGY.NAME=VALUE", "genetic.crossover=uniform")
+    add_budget_options(parser)
     parser.add_argument(
         "--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (default: 1)"
     )
+    add_order_option(parser)
+    add_grouping_option(parser)
+    add_run_file_option(parser)
+    add_evaluation_options(parser)
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ def add_info(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "info", _info, "summarise a graph: ops, flops, bytes, parallelism")
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
-    parser.add_argument("--cluster", metavar="C", help=f"{CLUSTER_HELP}: use its times, and show each device's")
+    parser.add_argument("--cluster", metavar="C", help=f"{CLUSTER_HELP}: use the times of its devices, and show them")
     parser.add_argument(
         "--kinds", type=count_argument, default=12, metavar="N", help="how many kinds of op to list (default: 12)"
     )

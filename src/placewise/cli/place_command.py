@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_folder, check_writable
 from placewise.cli.searches import (
+    add_budget_options,
+    add_evaluation_options,
+    add_order_option,
     add_plan_options,
-    add_search_options,
+    add_run_file_option,
     add_set_option,
     finish_search,
     load_problem,
@@ -14,7 +17,15 @@ from placewise.cli.searches import (
     search_with_progress,
     settings_of,
 )
-from placewise.cli.shared_options import add_command, check_devices, count_argument, gap_argument, measure_of
+from placewise.cli.shared_options import (
+    add_command,
+    add_grouping_option,
+    add_problem_options,
+    check_devices,
+    count_argument,
+    gap_argument,
+    measure_of,
+)
 from placewise.cli.tensorboard_curves import curves
 
 if TYPE_CHECKING:
@@ -24,15 +35,20 @@ if TYPE_CHECKING:
 def add_place(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "place", _place, "search for the placement with the shortest step that fits in memory")
-    add_search_options(parser)
+    add_problem_options(parser)
     parser.add_argument("--strategy", metavar="S", help="how to search (default: auto); `placewise strategies` lists them")
-    add_set_option(parser, "NAME=VALUE", "a parameter of the strategy: crossover=uniform")
+    add_set_option(parser, "NAME=VALUE", "crossover=uniform")
+    add_budget_options(parser)
     parser.add_argument(
-        "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most this: 0.05"
+        "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most G, as in 0.05"
     )
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="random seed (default: 0)")
-    add_plan_options(parser)
-    parser.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
+    add_order_option(parser)
+    add_grouping_option(parser)
+    output = add_plan_options(parser)
+    add_run_file_option(output)
+    output.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
+    add_evaluation_options(parser)
 
 
 def _place(options: argparse.Namespace) -> None:

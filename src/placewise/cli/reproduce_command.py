@@ -27,25 +27,23 @@ WHAT = ("post", "post-appendix", "spotlight", "hdp", "colocrl", CALIBRATE)
 
 def add_reproduce(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "reproduce", _reproduce, "make the papers' tables again, beside what they reported")
+    parser = add_command(commands, "reproduce", _reproduce, "compute the papers' tables again, next to what they reported")
     parser.add_argument(
-        "what", choices=WHAT, help="a paper; or calibrate: fit machines to the papers' single-device columns"
+        "what", choices=WHAT, help="a paper; or calibrate, to fit machines to the papers' single-device columns"
     )
-    parser.add_argument("--quick", action="store_true", help="small models, few evaluations, two seeds: minutes")
-    parser.add_argument("--seeds", metavar="K", type=positive_argument, help="searches with each strategy (5)")
-    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations of a search (2400)")
+    parser.add_argument("--quick", action="store_true", help="small models, few evaluations, two seeds (takes minutes)")
+    parser.add_argument("--seeds", metavar="K", type=positive_argument, help="searches with each strategy (default: 5)")
+    parser.add_argument("--budget", metavar="N", type=positive_argument, help="evaluations of a search (default: 2400)")
     parser.add_argument(
-        "--own-budget", metavar="N", type=positive_argument, help="evaluations of placewise's own answer (240)"
+        "--own-budget", metavar="N", type=positive_argument, help="evaluations of placewise's own search (default: 240)"
     )
-    parser.add_argument("--models", metavar="A,B", help="only these models, as the paper calls them: NMT-2,RNNLM")
-    parser.add_argument(
-        "--calibrated", action="store_true", help="machines whose devices are fitted to the paper, not presets"
-    )
-    parser.add_argument("--slower-links", metavar="F", type=_factor, default=1.0, help="what if copies took F times as long")
-    parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and go on with what was left")
-    parser.add_argument("-o", "--output", metavar="RESULTS.JSON", help="write all that was found")
+    parser.add_argument("--models", metavar="A,B", help="only these models, by the paper's names: NMT-2,RNNLM")
+    parser.add_argument("--calibrated", action="store_true", help="use machines fitted to the paper instead of presets")
+    parser.add_argument("--slower-links", metavar="F", type=_factor, default=1.0, help="slow copies down by F (default: 1)")
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and continue an interrupted one")
+    parser.add_argument("-o", "--output", metavar="RESULTS.JSON", help="write all results")
     parser.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each row's searches into this folder")
-    parser.add_argument("--markdown", action="store_true", help="print a page")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown tables")
 
 
 def _factor(text: str) -> float:

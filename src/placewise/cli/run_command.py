@@ -35,7 +35,7 @@ def add_run(commands: Any) -> None:
     parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (default: 10)")
     add_virtual_option(parser)
     parser.add_argument("--cuda-graphs", action="store_true", help="replay runs of GPU ops as CUDA graphs; uses more memory")
-    parser.add_argument("--trace", metavar="FILE", help="write the measured timeline as a Chrome trace, for ui.perfetto.dev")
+    parser.add_argument("--trace", metavar="TRACE", help="write the measured timeline as a Chrome trace (ui.perfetto.dev)")
     add_profile_options(parser)
     add_together_option(parser)
     parser.add_argument(

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 from placewise.cli.outputs import print_json
 from placewise.cli.progress import Ticker
 from placewise.cli.shared_options import (
-    add_grouping_option,
     add_measure_options,
-    add_problem_options,
     add_profile_options,
     add_worker_options,
     how_to_continue,
@@ -32,39 +30,55 @@ if TYPE_CHECKING:
     from placewise.simulate.schedule import Schedule
 
 
-def add_search_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of a new search."""
-    add_problem_options(parser)
+def add_set_option(parser: argparse.ArgumentParser, form: str, example: str) -> None:
+    """Adds --set."""
+    text = f"set a parameter, as in {example} (may be repeated; `placewise strategies` lists them)"
+    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --budget and --seconds."""
     parser.add_argument(
         "--budget",
         metavar="N",
         type=positive_argument,
-        help="evaluations to spend (default: 2400 without --seconds; 60 with --measure; auto: no limit)",
+        help="evaluations to spend (default: 2400 without --seconds, 60 with --measure, no limit for auto)",
     )
     parser.add_argument(
-        "--seconds", metavar="S", type=seconds_argument, help="time to spend (default: no limit; auto: 10 without --budget)"
+        "--seconds",
+        metavar="S",
+        type=seconds_argument,
+        help="time to spend (default: no limit, for auto 10 without --budget)",
     )
+
+
+def add_order_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --order."""
     parser.add_argument(
         "--order", choices=("priority", "program"), default="priority", help="launch order (default: priority)"
     )
-    add_grouping_option(parser)
-    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search in this file, and continue one from it")
-    add_worker_options(parser)
-    add_profile_options(parser)
-    add_measure_options(parser)
 
 
-def add_set_option(parser: argparse.ArgumentParser, form: str, text: str) -> None:
-    """Adds --set."""
-    text += "; may be repeated (`placewise strategies` lists them)"
-    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
+def add_plan_options(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Adds the options for the plan that a search finds, and returns their group."""
+    group = parser.add_argument_group("output")
+    group.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this plan.json")
+    group.add_argument("--report", metavar="PAGE", help="write an HTML page that shows the plan; it opens offline")
+    group.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return group
 
 
-def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options for the plan that a search finds."""
-    parser.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this plan.json")
-    parser.add_argument("--report", metavar="PAGE", help="write an HTML page that shows the plan; it opens offline")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+def add_run_file_option(parser: "argparse._ActionsContainer") -> None:
+    """Adds --run-file."""
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search here; continue it if it was stopped")
+
+
+def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose how placements are evaluated."""
+    group = parser.add_argument_group("evaluation")
+    add_worker_options(group)
+    add_profile_options(group)
+    add_measure_options(group)
 
 
 def settings_of(pairs: list[str]) -> dict[str, str]:

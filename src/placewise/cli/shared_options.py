@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from placewise.core.profile import Profile
     from placewise.evaluate.measured import Measure
 
-RUN_MODEL_HELP = "a zoo model with options (nmt:layers=4), package.module:function or path/to/file.py:function"
+RUN_MODEL_HELP = "a zoo model (nmt:layers=4), package.module:function or path/to/file.py:function"
 
-MODEL_HELP = f"{RUN_MODEL_HELP}, or a graph file"
+MODEL_HELP = "a zoo model (nmt:layers=4), a graph file, package.module:function or path/to/file.py:function"
 
 CLUSTER_HELP = "a preset (2xK80) or a cluster.toml"
 
@@ -108,7 +108,7 @@ def add_grouping_option(parser: argparse.ArgumentParser) -> None:
 # --- measured times ---
 
 
-def add_profile_options(parser: argparse.ArgumentParser) -> None:
+def add_profile_options(parser: "argparse._ActionsContainer") -> None:
     """Adds --profile and --busy."""
     parser.add_argument("--profile", metavar="PROFILE", help="use the times that `placewise profile` measured")
     parser.add_argument(
@@ -123,7 +123,9 @@ def add_profile_options(parser: argparse.ArgumentParser) -> None:
 def add_together_option(parser: argparse.ArgumentParser) -> None:
     """Adds --together."""
     parser.add_argument(
-        "--together", action="store_true", help="with --profile: devices on the same hardware slow each other down"
+        "--together",
+        action="store_true",
+        help="with --profile: let devices on the same hardware slow each other down",
     )
 
 
@@ -176,11 +178,11 @@ def add_virtual_option(parser: "argparse._ActionsContainer") -> None:
         type=virtual_argument,
         action="append",
         default=[],
-        help="split a GPU into this many devices: the cluster's first GPUs are its slices; may be repeated",
+        help="split a GPU into this many devices: the cluster's first GPUs are its slices (may be repeated)",
     )
 
 
-def add_measure_options(parser: argparse.ArgumentParser) -> None:
+def add_measure_options(parser: "argparse._ActionsContainer") -> None:
     """Adds --measure and how to measure."""
     parser.add_argument("--measure", action="store_true", help="run placements on this machine instead of simulating them")
     parser.add_argument(
@@ -226,7 +228,7 @@ def check_devices(options: argparse.Namespace, measure: "Measure | None") -> Non
 # --- searching ---
 
 
-def add_worker_options(parser: argparse.ArgumentParser) -> None:
+def add_worker_options(parser: "argparse._ActionsContainer") -> None:
     """Adds --workers and --ray."""
     parser.add_argument(
         "--workers", metavar="N", type=positive_argument, help="evaluate in N processes, or with --ray on N Ray workers"

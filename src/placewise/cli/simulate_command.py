@@ -19,10 +19,8 @@ def add_simulate(commands: Any) -> None:
     parser = add_command(commands, "simulate", _simulate, "predict a plan's step time and memory")
     add_problem_options(parser)
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to simulate")
-    parser.add_argument("--order", choices=("program", "priority"), help="launch order (default: the plan's)")
-    parser.add_argument(
-        "--trace", metavar="FILE", help="write the predicted timeline as a Chrome trace, for ui.perfetto.dev"
-    )
+    parser.add_argument("--order", choices=("priority", "program"), help="launch order (default: the plan's)")
+    parser.add_argument("--trace", metavar="TRACE", help="write the predicted timeline as a Chrome trace (ui.perfetto.dev)")
     add_profile_options(parser)
     add_together_option(parser)
 
