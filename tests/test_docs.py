@@ -1,6 +1,8 @@
 """The docs site builds, agrees with the code, and loads nothing from other servers."""
 
+import html
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 
 import placewise as pw
 from placewise.cli import COMMANDS, main
+from placewise.core.cluster import Device
 from placewise.experiments.bench import find_benchmarks
 from placewise.strategies import FAMILIES, STRATEGIES
 
@@ -59,8 +62,10 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 @needs_mkdocs
 def test_the_reference_has_docstrings_comments_and_every_command(site: Path) -> None:
     nouns = (site / "reference" / "nouns.html").read_text(encoding="utf-8")
-    assert "Devices, and a link for every ordered pair of them" in nouns
-    assert "reachable floating-point operations a second" in nouns, "the comment behind a field"
+    assert html.escape((pw.Cluster.__doc__ or "").partition("\n")[0], quote=False) in nouns
+    comment = re.search(r"flops: float  # (.+)", inspect.getsource(Device))
+    assert comment is not None
+    assert html.escape(comment[1], quote=False) in nouns
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     every = len(COMMANDS) + len(find_benchmarks())
     assert len(re.findall(r"usage: placewise ", commands)) == every
