@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from placewise.core.graph import Shape
 from placewise.core.problem import Problem
 from placewise.experiments.bench.generated_problems import generated_graph
 from placewise.report.comparisons import Comparisons
+from placewise.report.page import html
 from placewise.report.page.html import in_script, page
 from placewise.report.page.page_data import NO_BREAK, ShownPlan, _numbered, pack, page_data
 from placewise.report.search_curves import curve_of
@@ -101,7 +103,22 @@ def test_no_name_ends_the_script_element() -> None:
     assert json.loads(in_script({"name": name})) == {"name": name}
 
 
-def test_the_page_names_nothing_outside_of_it() -> None:
+def test_a_panel_is_a_file_that_is_found_by_being_there() -> None:
+    text = page([shown(two())])
+    panels = sorted((Path(html.__file__).parent / "template" / "panels").iterdir())
+    assert len(panels) >= 7
+    places = []
+    for path in panels:
+        match = html.PANEL.fullmatch(path.read_text("utf-8"))
+        assert match is not None, f"{path.name} needs markup, a style and a script"
+        assert "addPanel({" in match[3]
+        assert match[2] in text
+        assert match[3] in text
+        places.append(text.index(match[1]))
+    assert places == sorted(places)
+
+
+def test_the_page_loads_nothing() -> None:
     text = page([shown(two())])
     assert "default-src 'none'" in text
     assert "://" not in text.replace("http://www.w3.org/2000/svg", "")

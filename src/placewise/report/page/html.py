@@ -1,6 +1,11 @@
-"""One HTML file that shows plans: it opens offline, and nothing in it asks for anything outside of it."""
+"""The page that shows plans: one HTML file that works offline and loads nothing.
+
+Its panels are files in template/panels, found by being there: markup, style and script of one part of the page, in the
+order of their names. A script registers its panel with `addPanel` (template/state.js).
+"""
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -8,32 +13,41 @@ from pathlib import Path
 from placewise.formats.files import write_bytes
 from placewise.report.page.page_data import ShownPlan, page_data
 
-SCRIPTS = (  # in this order, in one scope
-    *("data.js", "units.js", "state.js", "headline.js", "plans.js"),
-    *("timeline.js", "drawing.js", "pointer.js", "card.js", "memory.js", "modules.js", "search.js", "main.js"),
-)
+SCRIPTS = ("data.js", "units.js", "state.js", "lanes.js", "drawing.js", "card.js", "pointer.js")  # what panels use
+
+PANEL = re.compile(r"(?:<!--.*?-->\n)?(.*)<style>\n(.*)</style>\n\n<script>\n(.*)</script>\n", re.DOTALL)
 
 
 def write_page(shown: Sequence[ShownPlan], path: str | Path) -> None:
-    """Writes the page's file; the first plan is the one that it shows when it is opened."""
+    """Writes the page; it opens with the first plan."""
     write_bytes(path, page(shown).encode())
 
 
 def page(shown: Sequence[ShownPlan]) -> str:
     """Returns the page."""
-    folder = files("placewise.report.page") / "template"
+    template = files("placewise.report.page") / "template"
+
+    def read(*names: str) -> str:
+        return "".join((template / name).read_text("utf-8") for name in names)
+
+    markup, style, script = "", read("page.css"), read(*SCRIPTS)
+    for panel in sorted(entry.name for entry in (template / "panels").iterdir()):
+        match = PANEL.fullmatch(read(f"panels/{panel}"))
+        assert match is not None, panel
+        markup, style, script = markup + match[1], style + match[2], script + match[3]
     parts = {
-        "STYLE": (folder / "page.css").read_text("utf-8"),
-        "SCRIPT": "".join((folder / name).read_text("utf-8") for name in SCRIPTS),
-        "DATA": in_script(page_data(shown)),
+        "/*STYLE*/": style,
+        "<!--PANELS-->": markup,
+        "/*SCRIPT*/": script + read("start.js"),
+        "/*DATA*/": in_script(page_data(shown)),  # last, since names in it may look like the others
     }
-    text = (folder / "page.html").read_text("utf-8")
-    for name, part in parts.items():
-        before, _, behind = text.partition(f"/*{name}*/")
-        text = before + part + behind
+    text = read("page.html")
+    for place, part in parts.items():
+        before, _, after = text.partition(place)
+        text = before + part + after
     return text
 
 
 def in_script(data: object) -> str:
-    """Returns data as JSON that can stand in a script element: no name in it can end that element."""
+    """Returns data as JSON for a script element, which no name in it can end."""
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

@@ -1,5 +1,6 @@
-// The card of an op or a copy. Names come from the model: they are texts, never markup.
+// The card next to the pointer. Names come from the model: they are texts, never markup.
 
+/** Shows a title and rows of [name, value]; rows whose value is null are left out. */
 function showCard({ title, rows }, event) {
   const card = byId("card");
   const lines = rows.filter(([, value]) => value !== null).flatMap(([name, value]) => [make("dt", "", name), make("dd", "", value)]);
@@ -16,19 +17,28 @@ function hideCard() {
   byId("card").hidden = true;
 }
 
+/** Shows the card of the pinned op or copy, if there is one. */
+function showPinned() {
+  if (state.pinned) showCard(itemCard(state.pinned), state.pinnedAt);
+  else hideCard();
+}
+
+// --- ops and copies ---
+
 function itemCard(place) {
   if (place.lane.type === "op") return opCard(place);
   return place.lane.isMeasured ? measuredCopyCard(place) : copyCard(place);
 }
 
+const interval = (lane, index) => `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`;
+
 function opCard({ lane, index }) {
   const { problem, plan } = state;
   const op = lane.numbers[index];
   const length = lane.ends[index] - lane.starts[index];
-  const predicted = plan.seconds[op];
   const batch = problem.micro_batch[op];
   const [reads, writes] = problem.shapes[problem.shape[op]];
-  const still = lane.starts[index] - (index ? lane.ends[index - 1] : 0);
+  const idle = lane.starts[index] - (index ? lane.ends[index - 1] : 0);
   return {
     title: problem.names[op],
     rows: [
@@ -36,16 +46,16 @@ function opCard({ lane, index }) {
       ["kind", `${problem.kinds[problem.kind[op]]}, ${data.phases[problem.phase[op]]}${batch < 0 ? "" : `, micro-batch ${batch}`}`],
       ["reads", reads || null],
       ["writes", writes || null],
-      ["on", `${problem.devices[lane.device].name}${lane.isMeasured ? ", measured" : ""}`],
-      ["time", seconds(length) + (lane.isMeasured ? ` (predicted ${seconds(predicted)})` : measuredTime(op))],
-      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
+      ["device", `${problem.devices[lane.device].name}${lane.isMeasured ? ", measured" : ""}`],
+      ["time", seconds(length) + (lane.isMeasured ? ` (predicted ${seconds(plan.seconds[op])})` : measuredTime(op))],
+      ["from", interval(lane, index)],
       ["waited for", lane.isMeasured ? null : waitedFor(plan.wait[op], plan.wait_for[op])],
-      ["before it", still > length * 1e-3 && still > 1e-9 ? `${problem.devices[lane.device].name} stood still for ${seconds(still)}` : null],
+      ["idle before", idle > length * 1e-3 && idle > 1e-9 ? seconds(idle) : null],
     ],
   };
 }
 
-/** Returns an op's measured time in brackets, or nothing. */
+/** Returns the measured time of an op in brackets, if there is one. */
 function measuredTime(op) {
   const { measured } = state.plan;
   const row = measured ? measured.op.indexOf(op) : -1;
@@ -58,12 +68,12 @@ function copyCard({ lane, index }) {
   return {
     title: `copy of ${copies.names[copies.name[c]]}`,
     rows: [
-      ["way", `${problem.devices[copies.source[c]].name} to ${problem.devices[copies.target[c]].name}`],
+      ["route", `${problem.devices[copies.source[c]].name} to ${problem.devices[copies.target[c]].name}`],
       ["shape", copies.shapes[copies.shape[c]] || null],
       ["size", bytes(copies.bytes[c])],
       ["time", seconds(copies.seconds[c])],
-      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
-      ["for", problem.names[copies.reader[c]]],
+      ["from", interval(lane, index)],
+      ["read by", problem.names[copies.reader[c]]],
       ["waited for", waitedFor(copies.wait[c], copies.wait_for[c])],
     ],
   };
@@ -75,9 +85,9 @@ function measuredCopyCard({ lane, index }) {
   return {
     title: `copy of ${measured.copy_name[row]}`,
     rows: [
-      ["way", `${device("copy_source")} to ${device("copy_target")}, measured`],
+      ["route", `${device("copy_source")} to ${device("copy_target")}, measured`],
       ["time", seconds(measured.copy_seconds[row])],
-      ["from", `${moment(lane.starts[index])} to ${moment(lane.ends[index])}`],
+      ["from", interval(lane, index)],
     ],
   };
 }
@@ -92,12 +102,12 @@ function waitedFor(code, what) {
     device: () => (what < 0 ? "its device" : `its device, busy with ${op()}`),
     copy: () => `the copy of ${copy()}`,
     after: () => `${op()}, which must end first`,
-    maker: () => `${op()}, which makes it`,
-    channel: () => (what < 0 ? "its channel" : `its channel, busy with ${copy()}`),
+    maker: () => `${op()}, which produces it`,
+    channel: () => (what < 0 ? "its channel" : `its channel, busy with the copy of ${copy()}`),
   }[data.waits[code]]();
 }
 
-/** Returns the place of what an item waited for, or null. */
+/** Returns the place of what an op or a copy waited for, or null. */
 function causeOf(lane, index) {
   const number = lane.numbers[index];
   const { wait, wait_for: causes } = lane.type === "op" ? state.plan : state.plan.copies;

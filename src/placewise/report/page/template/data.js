@@ -1,4 +1,4 @@
-// The page's data: page_data.py is the other side.
+// The page's data, as page_data.py packs it.
 
 const COLUMNS = { f8: Float64Array, f4: Float32Array, i4: Int32Array, u2: Uint16Array, u1: Uint8Array };
 
@@ -10,7 +10,7 @@ function unpack(column) {
   return new COLUMNS[column.kind](bytes.buffer);
 }
 
-/** Returns an object in which every column is unpacked, those of objects inside it too. */
+/** Returns an object with all columns unpacked, in the objects inside it too. */
 function unpacked(entry) {
   if (Array.isArray(entry) || entry === null || typeof entry !== "object") return entry;
   if ("base64" in entry) return unpack(entry);
@@ -24,7 +24,7 @@ data.problems = data.problems.map(unpacked);
 for (const plan of data.plans) plan.curve = unpacked(plan.curve);
 const opened = new Map();
 
-/** Returns a plan with its columns, which are unpacked when it is first shown. */
+/** Returns a plan; its columns are unpacked when it is first shown. */
 function planOf(number) {
   if (!opened.has(number)) opened.set(number, unpacked(data.plans[number]));
   return opened.get(number);

@@ -1,8 +1,8 @@
-// Drawing the timeline: what is narrower than a pixel is merged with its neighbours there.
+// Drawing the timeline: ops and copies narrower than a pixel are merged.
 
-const SHADES = 5;  // of a pixel's busy share
+const SHADES = 5;  // for how busy a pixel is
 
-/** Returns a canvas's pen, sized for its place in the page, and the width. */
+/** Returns the context of a canvas with this height, cleared, and its width. */
 function penOf(canvas, height) {
   const scale = window.devicePixelRatio || 1;
   const width = canvas.clientWidth;
@@ -19,7 +19,12 @@ function penOf(canvas, height) {
 
 let paints = null;
 
-/** Returns the fills of the phases and of copies; an update's is striped. */
+/** Forgets the fills: colours have changed. */
+function forgetFills() {
+  paints = null;
+}
+
+/** Returns the fills of the phases and of copies; updates are striped. */
 function fills(pen) {
   if (paints) return paints;
   paints = PHASE_COLOURS.map(css);
@@ -98,7 +103,7 @@ function drawLabel(pen, lane) {
   pen.fillText(step ? percent(lane.busy / step) : "", GUTTER - 12, middle);
 }
 
-/** Returns whether the filter lets an item through. */
+/** Returns whether an op matches the filter; a copy matches with the op that reads it. */
 function isLit(lane, index) {
   if (!state.mask) return true;
   if (lane.type === "op") return state.mask[lane.numbers[index]] === 1;
@@ -107,7 +112,7 @@ function isLit(lane, index) {
 
 function drawLane(pen, lane, view) {
   const inks = fills(pen);
-  const busy = new Float64Array(8);  // of the pixel's column: by colour, lit ones first
+  const busy = new Float64Array(8);  // of a column of pixels, by colour: matching ones, then others
   let column = -1, run = null;
   const close = () => {
     if (!run) return;
@@ -116,7 +121,7 @@ function drawLane(pen, lane, view) {
     pen.fillRect(run.x, lane.top, run.width, lane.height);
     run = null;
   };
-  const flush = () => {  // the colour of a column is that of what it holds most, lit ones before all others
+  const flush = () => {  // a column has the colour of what it has most of; matching ones go before others
     if (column < 0) return;
     const lit = busy[0] + busy[1] + busy[2] + busy[3];
     const offset = lit > 0 ? 0 : 4;
@@ -164,7 +169,7 @@ function drawBox(pen, lane, i, left, right, lit, inks) {
   const text = room < 30 ? "" : shortened(pen, shortName(lane, i), room);
   pen.textAlign = "left";
   pen.fillStyle = lane.colours[i] === 0 ? "#fff" : "#16181d";
-  if (lane.colours[i] === 2 && text) {  // stripes would run through the letters
+  if (lane.colours[i] === 2 && text) {  // no stripes behind the letters
     pen.globalAlpha = lit ? 0.8 : 0.1;
     pen.fillStyle = css("--update");
     pen.fillRect(from - 3, lane.top + 4, pen.measureText(text).width + 6, lane.height - 8);
@@ -174,7 +179,7 @@ function drawBox(pen, lane, i, left, right, lit, inks) {
   pen.fillText(text, from, lane.top + lane.height / 2 + 0.5);
 }
 
-/** Returns the end of an op's name, behind its module's path. */
+/** Returns the end of an op's name, after the path of its module. */
 function shortName(lane, i) {
   if (lane.type !== "op") return "";
   const op = lane.numbers[i], name = state.problem.names[op], path = state.problem.paths[state.problem.path[op]];
@@ -187,11 +192,12 @@ function shortened(pen, text, room) {
   return letters < 3 ? "" : `${text.slice(0, letters)}…`;
 }
 
-/** Draws the critical path: a line below each of its pieces, and the way from lane to lane. */
+/** Draws the critical path: a line below each of its ops and copies, and lines from lane to lane. */
 function drawChain(pen, view) {
   pen.fillStyle = pen.strokeStyle = css("--ink");
   pen.lineWidth = 1;
-  let before = null, last = null;
+  let before = null, run = null;
+  const flush = () => { if (run) pen.fillRect(run.left, run.y, Math.max(run.right - run.left, 1), 3); };
   pen.beginPath();
   for (const { lane, index } of state.chain) {
     if (!isVisible(lane)) continue;
@@ -199,18 +205,21 @@ function drawChain(pen, view) {
     const right = view.left + (lane.ends[index] - view.from) * view.scale;
     const y = lane.top + lane.height;
     if (right >= view.left && left <= view.right) {
-      const from = last && last.y === y && left - last.right < 1.5 ? last.right : left;
-      pen.fillRect(from, y, Math.max(right - from, 1), 3);
-      last = { y, right: Math.max(right, from + 1) };
-      if (before && before.lane !== lane) {
+      if (run && run.y === y && left - run.right < 1.5) run.right = Math.max(right, run.right);
+      else {
+        flush();
+        run = { y, left, right };
+      }
+      if (before && before !== lane) {
         const x = Math.round(left) + 0.5;
-        pen.moveTo(x, before.lane.top + before.lane.height + 1.5);
+        pen.moveTo(x, before.top + before.height + 1.5);
         pen.lineTo(x, y + 1.5);
       }
     }
-    before = { lane };
+    before = lane;
     if (left > view.right) break;
   }
+  flush();
   pen.globalAlpha = 0.55;
   pen.stroke();
   pen.globalAlpha = 1;
@@ -228,7 +237,7 @@ function drawCursor(pen, view, height) {
   pen.globalAlpha = 1;
 }
 
-/** Draws a frame around an item, and the way from what it waited for. */
+/** Draws a frame around an op or copy, and a line from what it waited for. */
 function drawChosen(pen, view, { lane, index }) {
   if (!isVisible(lane)) return;
   const left = view.left + (lane.starts[index] - view.from) * view.scale;

@@ -1,4 +1,4 @@
-// Numbers as people read them, and small pieces of the page.
+// Numbers for people, and helpers that make elements.
 
 const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]];
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
@@ -12,7 +12,7 @@ function withUnit(number, units) {
 
 const seconds = (number) => withUnit(number, TIMES);
 const bytes = (number) => withUnit(number, SIZES);
-/** Returns a moment of the step with enough digits to tell ops apart. */
+/** Returns a time of the step with enough digits to tell ops apart. */
 function moment(number) {
   const [size, unit] = TIMES.find(([size]) => number >= size) || TIMES[2];
   return `${Number((number / size).toPrecision(6))} ${unit}`;
@@ -22,7 +22,7 @@ const count = (number) => number.toLocaleString("en");
 const percent = (share) => `${share >= 0.0995 || share === 0 ? Math.round(share * 100) : (share * 100).toFixed(1)}%`;
 const times = (ratio) => `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)}×`;
 
-/** Returns round numbers between two, about so many. */
+/** Returns about this many round numbers between two. */
 function ticks(from, to, about) {
   const rough = (to - from) / Math.max(about, 1);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -32,7 +32,7 @@ function ticks(from, to, about) {
   return { step, found };
 }
 
-/** Returns ticks of time with their labels, all in one unit and with as many decimals as they need. */
+/** Returns ticks of time with labels, all in one unit and with as many decimals as they need. */
 function timeTicks(from, to, about) {
   const { step, found } = ticks(from, to, about);
   const [size, unit] = TIMES.find(([size]) => Math.max(Math.abs(from), Math.abs(to)) >= size) || TIMES.at(-1);
@@ -49,7 +49,7 @@ function css(name) {
   return colours.get(name);
 }
 
-/** Returns a new element; what it holds are elements or texts, never markup. */
+/** Returns a new element with elements and texts inside, never markup. */
 function make(tag, className = "", ...inside) {
   const element = document.createElement(tag);
   if (className) element.className = className;

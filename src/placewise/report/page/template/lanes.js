@@ -1,10 +1,9 @@
-// The timeline's lanes: one for each device and each channel that is used, items sorted by their start.
+// The lanes of the timeline, one for each device and each channel that is used, and the part of the step in view.
 
 const OP_HEIGHT = 26, COPY_HEIGHT = 14, MEASURED_HEIGHT = 16, GAP = 6, GUTTER = 150, AXIS = 26, RIGHT = 12;
-const MANY_CHANNELS = 24;  // their lanes are hidden at first
-const COPY = 3;  // the colour of copies, behind those of the three phases
+const COPY = 3;  // number of the colour of copies, after those of the three phases
 
-/** Returns all lanes of a plan, each device's and channel's measured one below it. */
+/** Returns all lanes of a plan; the measured lane of a device or channel is below it. */
 function lanesOf(plan, problem) {
   const lanes = [];
   const { measured, copies } = plan;
@@ -29,7 +28,7 @@ function lanesOf(plan, problem) {
   return lanes;
 }
 
-/** Returns a lane of the rows whose key is `wanted`; `numbers` says which op each row is, null: its own number. */
+/** Returns a lane with the rows whose key is `wanted`, by start; `numbers` has the op of each row, null: its own number. */
 function lane(named, starts, lengths, keys, wanted, numbers, colour) {
   let rows = [];
   for (let i = 0; i < keys.length; i++) if (keys[i] === wanted) rows.push(i);
@@ -41,7 +40,7 @@ function lane(named, starts, lengths, keys, wanted, numbers, colour) {
     starts: Float64Array.from(rows, (row) => starts[row]),
     ends: Float64Array.from(rows, (row) => starts[row] + lengths[row]),
   };
-  for (let i = 1; i < found.count; i++) {  // lengths are rounded: one that would end behind its follower's start is cut
+  for (let i = 1; i < found.count; i++) {  // lengths are rounded: what would end after the next one starts is cut
     if (!found.isMeasured && found.ends[i - 1] > found.starts[i]) found.ends[i - 1] = found.starts[i];
   }
   found.reach = found.ends.slice();  // the latest end so far: measured ones may overlap
@@ -51,7 +50,7 @@ function lane(named, starts, lengths, keys, wanted, numbers, colour) {
   return found;
 }
 
-/** Gives the plan its critical path as places in lanes. */
+/** Finds the place of each op and copy, and those of the critical path. */
 function markCritical(lanes, plan) {
   const places = { op: new Map(), copy: new Map() };
   for (const lane of lanes) {
@@ -76,7 +75,7 @@ function firstAbove(column, limit) {
   return low;
 }
 
-/** Returns the seconds that the whole view has: predicted and, where it is shown, measured. */
+/** Returns the seconds of the whole step, predicted or measured, whichever is longer. */
 function wholeSeconds() {
   const { plan } = state;
   const measured = plan.measured && state.measured ? plan.measured.step_seconds : 0;
@@ -87,7 +86,7 @@ function fitView() {
   setView(0, wholeSeconds());
 }
 
-/** Shows a stretch of the step, as much of it as there is. */
+/** Shows a part of the step, within its ends. */
 function setView(from, to) {
   const whole = wholeSeconds();
   const width = Math.min(Math.max(to - from, whole * 1e-7, 1e-10), whole);
@@ -96,12 +95,7 @@ function setView(from, to) {
   redraw();
 }
 
-/** Zooms around a moment. */
+/** Zooms around a moment; a factor below 1 zooms in. */
 function zoom(factor, around = (state.from + state.to) / 2) {
   setView(around - (around - state.from) * factor, around + (state.to - around) * factor);
-}
-
-function showLegend() {
-  const names = data.phases.map((name, i) => key(css(PHASE_COLOURS[i]), name, i === 2 ? "striped" : ""));
-  byId("legend").replaceChildren(...names, key(css("--copy"), "copy"), key(css("--ink"), "critical path", "thin"));
 }
