@@ -1,6 +1,6 @@
 """Baechi's three placers (Jeon, Cai, Srivastava et al., SoCC 2020): m-TOPO, m-ETF and m-SCT.
 
-m-ETF and m-SCT have a model of the machine of their own; docs/strategies says in what it differs from the simulator.
+m-ETF and m-SCT have their own model of the machine; docs/strategies/m-etf.md tells where it differs from the simulator.
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,20 @@ from placewise.simulate.dependencies import build_dependencies
 from placewise.simulate.flat_problem import flatten
 from placewise.strategies.baechi.favourite_children import favourite_children
 from placewise.strategies.baechi.scheduler import Case, schedule_earliest
-from placewise.strategies.list_scheduling.tasks import complete, group_bytes, mean_copy_seconds, mean_op_seconds, task_edges
+from placewise.strategies.list_scheduling.tasks import (
+    group_bytes,
+    mean_copy_seconds,
+    mean_op_seconds,
+    place_the_rest,
+    task_edges,
+)
 
-Devices = Literal["accelerators", "all"]  # all but the CPUs (for groups that can run on one), as in the paper, or all
+Devices = Literal["accelerators", "all"]  # as in the paper, no CPUs except for groups that run nowhere else; or all devices
 
 
 @dataclass(frozen=True)
 class MTopo:
-    """One device after the other filled in program order, up to an equal share of the memory and the largest group."""
+    """Fills one device after the other in program order, each up to an equal share of all bytes plus the largest group."""
 
     devices: Devices = "accelerators"
 
@@ -33,25 +39,25 @@ class MTopo:
 
 @dataclass(frozen=True)
 class MEtf:
-    """Again and again the op that can start earliest, on the device where it can, if it fits there.
+    """Always starts the op that can start earliest, on the device where it can, if it fits there.
 
-    Two proposals: the placement in the evaluator's order, and in the order in which the model starts the ops. Ties go
-    to the op that is earlier in the program, and then to the lowest device.
+    It proposes the placement twice: in the evaluator's order, and in the order in which the model starts the ops. Ties go
+    to the earlier op of the program, and then to the lowest device.
     """
 
     devices: Devices = "accelerators"
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in that of the model's schedule."""
+        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
         yield from _propose(problem, _places(problem, self.devices), np.full(problem.num_ops, -1))
 
 
 @dataclass(frozen=True)
 class MSct:
-    """m-ETF in which a device waits for the favourite child of the op that it ran last, unless another is urgent.
+    """m-ETF in which a device waits for the favourite child of the op that it ran last, unless another op is urgent.
 
-    Proposals and ties are m-ETF's. Edges with a relaxed x below `threshold` lead to favourites. A linear program that
-    takes more than `lp_iterations` gives no favourites, which is m-ETF.
+    Proposals and ties are as for m-ETF. Edges whose relaxed x is below `threshold` lead to favourites. If the linear program
+    takes more than `lp_iterations`, there are no favourites, which is m-ETF.
     """
 
     devices: Devices = "accelerators"
@@ -65,7 +71,7 @@ class MSct:
             raise ValueError(f"lp_iterations must be at least 0, it is {self.lp_iterations}")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in that of the model's schedule."""
+        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
         places = _places(problem, self.devices)
         sources, targets, nbytes = task_edges(problem)
         copies = mean_copy_seconds(problem, nbytes, np.asarray(places.any(axis=0)))
@@ -85,8 +91,8 @@ def _places(problem: Problem, devices: Devices) -> Bools:
 def _fill(problem: Problem, places: Bools) -> Ints:
     """Returns the placement [groups] that fills one device after the other.
 
-    A group that can't run on the device that is being filled, and one that no device has room for, goes to the device
-    with most room left; ties go to the lowest.
+    A group that can't run on the current device, or that no device has room for, goes to the device with the most room
+    left; ties go to the lowest.
     """
     nbytes = group_bytes(problem)
     targets = np.flatnonzero(places.any(axis=0)).tolist()
@@ -100,18 +106,18 @@ def _fill(problem: Problem, places: Bools) -> Ints:
         device = here if here >= 0 else int(np.where(places[group], room, np.iinfo(np.int64).min).argmax())
         placement[group] = device
         room[device] -= nbytes[group]
-    return complete(problem, placement)
+    return place_the_rest(problem, placement)
 
 
 def _propose(problem: Problem, places: Bools, favourites: Ints) -> Search:
-    """Yields the model's schedule as a placement, and as a placement with the order of its starts."""
+    """Yields the placement of the model's schedule, then the same with the order of its starts."""
     members = Ragged.grouped(problem.op_groups, np.arange(problem.num_ops), problem.num_groups)
     case = Case(
         flatten(problem), build_dependencies(problem), places, favourites,
         np.array(members.offsets), np.array(members.values),
     )  # fmt: skip
     state = schedule_earliest(case)
-    placement = complete(problem, state.devices)
+    placement = place_the_rest(problem, state.devices)
     notes = {"model_seconds": float(state.ends.max(initial=0.0)), "num_favourites": int((favourites >= 0).sum())}
     yield Proposal(placement[None], None, notes)
     yield Proposal(placement[None], state.order[None], notes)

@@ -1,4 +1,4 @@
-"""Favourite children: which op should follow another on its device, by the linear program of SCT (Hanen, Munier 1995)."""
+"""Favourite children: the op that should follow another on its device, by SCT's linear program (Hanen and Munier 1995)."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ from placewise.core.arrays import Floats, Ints
 def favourite_children(
     op_seconds: Floats, sources: Ints, targets: Ints, copy_seconds: Floats, threshold: float, max_iterations: int
 ) -> Ints | None:
-    """Returns each op's favourite child, or -1 where it has none: [ops]; None if the program took too many iterations.
+    """Returns each op's favourite child, or -1 if it has none: [ops]; None if the program took too many iterations.
 
-    Minimises w over x_ij in [0, 1] and starts s_i >= 0, where x_ij = 0 says that j follows i on its device (as Jeon et
-    al. 2020 have it; edges and their copy times are [edges]):
+    Minimises w over x_ij in [0, 1] and starts s_i >= 0, where x_ij = 0 means that j follows i on its device (as in Jeon et
+    al. 2020; edges and their copy times are [edges]):
 
         s_i + p_i + c_ij x_ij <= s_j         for every edge
         sum_j x_ij >= number of children - 1   i has at most one favourite child
         sum_i x_ij >= number of parents - 1    j is the favourite of at most one parent
         s_i + p_i <= w
 
-    Edges with x_ij < threshold are favourites; an op can't have two below 0.5. Edges without a copy have no x. An edge
-    that is the only copy out of i and into j is a favourite in some best answer, so its x is 0 from the start.
+    Edges with x_ij < threshold lead to favourites; an op can't have two below 0.5. Edges without a copy have no x. An edge
+    that is the only copy out of i and into j is a favourite in some best answer, so its x is fixed at 0.
     """
     num_ops = len(op_seconds)
     copied = copy_seconds > 0
@@ -41,7 +41,7 @@ def favourite_children(
 def _solve(
     op_seconds: Floats, sources: Ints, targets: Ints, copy_seconds: Floats, chosen: Ints, max_iterations: int
 ) -> Floats | None:
-    """Returns x of the chosen edges in a vertex of the best answers, or None. The variables are x, then s, then w."""
+    """Returns x of the chosen edges at a vertex of the best answers, or None. The variables are x, then s, then w."""
     from scipy.optimize import linprog
     from scipy.sparse import csr_array, vstack
 
@@ -58,8 +58,8 @@ def _solve(
     unit = max(float(op_seconds.sum() + copy_seconds.sum()), np.finfo(np.float64).tiny)  # so that all times are below 1
     edge, x = np.arange(len(sources)), np.arange(num_chosen)
     start_before = (edge, num_chosen + sources, ones(len(edge)))
-    start_behind = (edge, num_chosen + targets, -ones(len(edge)))
-    matrices = [rows(len(edge), start_before, start_behind, (chosen, x, copy_seconds[chosen] / unit))]
+    start_after = (edge, num_chosen + targets, -ones(len(edge)))
+    matrices = [rows(len(edge), start_before, start_after, (chosen, x, copy_seconds[chosen] / unit))]
     limits = [-op_seconds[sources] / unit]
     last = np.setdiff1d(np.arange(num_ops), sources)  # no other op can be the last one
     end, makespan = np.arange(len(last)), np.full(len(last), num_variables - 1)

@@ -1,4 +1,4 @@
-"""The passes of HEFT and CPoP (Topcuoglu, Hariri, Wu 2002) over the tasks, compiled."""
+"""The ranks and the insertion-based schedule of HEFT and CPoP (Topcuoglu, Hariri, Wu 2002), compiled."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from placewise.strategies.list_scheduling.tasks import Tasks
 
 @kernel
 def upward_ranks(tasks: Tasks, op_seconds: Floats, output_seconds: Floats) -> Floats:
-    """Returns each op's longest path to the end of the step, its own time counted (the paper's rank_u): [ops].
+    """Returns each op's longest path to the end of the step, its own time included (the paper's rank_u): [ops].
 
     Op times [ops] and copy times [edges, as `output_ops`] are means over the devices.
     """
@@ -25,7 +25,7 @@ def upward_ranks(tasks: Tasks, op_seconds: Floats, output_seconds: Floats) -> Fl
 
 @kernel
 def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> Floats:
-    """Returns each op's longest path from the step's start, its own time not counted (rank_d): [ops]."""
+    """Returns each op's longest path from the start of the step, without its own time (rank_d): [ops]."""
     ranks = np.zeros(len(op_seconds))
     for n in range(len(op_seconds)):
         for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
@@ -36,7 +36,7 @@ def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> F
 
 @inner
 def _inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: int) -> float:
-    """Returns when all inputs of an op are on a device, every copy at once on a way of its own (EST without the device)."""
+    """Returns when all inputs of an op are on a device if copies never wait (the paper's EST without the device)."""
     ready = 0.0
     for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
         maker = tasks.input_ops[edge]
@@ -51,13 +51,13 @@ def _inputs_ready(tasks: Tasks, placement: Ints, ends: Floats, n: int, device: i
 
 @inner
 def first_gap(begins: Floats, ends: Floats, count: int, ready: float, seconds: float) -> tuple[int, float]:
-    """Returns the first gap of a device that can take an op, and when the op starts in it.
+    """Returns the first gap of a device that has room for an op, and when the op starts in it.
 
-    Gap i is before the i-th of `count` busy times, which are apart and in order; the last one has no end. An op that
+    Gap i comes before the i-th of `count` busy times, which are disjoint and sorted; the last gap has no end. An op that
     takes no time needs no gap.
     """
     gap, beyond, start = 0, count, ready
-    while gap < beyond:  # to the first busy time that ends behind `ready`
+    while gap < beyond:  # find the first busy time that ends after `ready`
         middle = (gap + beyond) // 2
         if ends[middle] > ready:
             beyond = middle
@@ -71,7 +71,7 @@ def first_gap(begins: Floats, ends: Floats, count: int, ready: float, seconds: f
 
 @inner
 def fill_gap(begins: Floats, ends: Floats, count: int, gap: int, start: float, end: float) -> int:
-    """Puts a busy time into a gap, joined to those that it touches, and returns how many there are now."""
+    """Puts a busy time into a gap, joins it with those that it touches, and returns how many there are now."""
     if start == end:
         return count
     left = gap > 0 and ends[gap - 1] == start
@@ -95,7 +95,7 @@ def fill_gap(begins: Floats, ends: Floats, count: int, gap: int, start: float, e
 
 @kernel
 def schedule_by_insertion(tasks: Tasks, sequence: Ints, wanted: Ints) -> tuple[Ints, Floats, Floats]:
-    """Returns the device of each group and each op's start and end when ops get the gap in which they end first.
+    """Returns each group's device and each op's start and end when ops go into the gap in which they end first.
 
     `sequence` [ops] is the order in which ops choose, and `wanted` [ops] the device of those that have no choice, or
     -1. The first op of a group chooses for all of it; ties go to the lowest device. A group without ops stays at -1.

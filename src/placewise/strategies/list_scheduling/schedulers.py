@@ -1,6 +1,6 @@
 """List scheduling: HEFT, CPoP (Topcuoglu, Hariri, Wu 2002) and Mayer's critical path (2017).
 
-All three have a model of the machine of their own, in which copies wait for nothing; docs/strategies says more.
+All three have their own model of the machine, in which copies never wait; see docs/strategies/heft.md.
 """
 
 import heapq
@@ -19,23 +19,23 @@ from placewise.strategies.list_scheduling.insertion import downward_ranks, sched
 from placewise.strategies.list_scheduling.tasks import (
     Tasks,
     build_tasks,
-    complete,
     group_bytes,
     mean_copy_seconds,
     mean_op_seconds,
+    place_the_rest,
 )
 
 
 @dataclass(frozen=True)
 class Heft:
-    """Each op, by falling upward rank, in the gap in which it ends first (Topcuoglu et al. 2002).
+    """Puts each op, by falling upward rank, into the gap in which it ends first (Topcuoglu et al. 2002).
 
-    Two proposals: the placement in the evaluator's order, and in the order in which the model starts the ops. Ties in
-    rank go to the op that is earlier in the program, ties in time to the lowest device.
+    It proposes the placement twice: in the evaluator's order, and in the order in which the model starts the ops. Ties in
+    rank go to the earlier op of the program, ties in time to the lowest device.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in that of the model's schedule."""
+        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
         tasks = build_tasks(problem)
         ranks, _, _ = _mean_ranks(problem, tasks)
         sequence = np.argsort(-ranks, kind="stable")
@@ -44,13 +44,13 @@ class Heft:
 
 @dataclass(frozen=True)
 class Cpop:
-    """The critical path on the device that runs it fastest, all else where it ends first (Topcuoglu et al. 2002).
+    """Puts the critical path on the device that runs it fastest, all else where it ends first (Topcuoglu et al. 2002).
 
-    Proposals and ties are HEFT's. An op of the path that can't run on that device goes where it ends first.
+    Proposals and ties are as for HEFT. An op of the path that can't run on that device goes where it ends first.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in that of the model's schedule."""
+        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
         tasks = build_tasks(problem)
         upward, op_seconds, _ = _mean_ranks(problem, tasks)
         means = mean_copy_seconds(problem, tasks.input_bytes, np.ones(problem.num_devices, np.bool_))
@@ -67,14 +67,14 @@ class Cpop:
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """The critical path on the fastest device, all else where the work is least (Mayer et al. 2017, CP with PCT).
+    """Puts the critical path on the fastest device, all else where the least work is (Mayer et al. 2017, CP with PCT).
 
-    Groups off the path are placed in program order; ties go to the lowest device. Devices that a group's bytes would
-    overfill are left out; where there is no other, memory does not count for this group.
+    Groups off the path are placed in program order; ties go to the lowest device. Devices without room for a group's bytes
+    are left out; if there is no other, memory does not count for this group.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and longest remaining path first."""
+        """Yields the placement twice: in the evaluator's own order, and with the longest remaining path first."""
         tasks = build_tasks(problem)
         ranks, _, output_seconds = _mean_ranks(problem, tasks)
         path = _longest_path(tasks, ranks, output_seconds)
@@ -88,9 +88,9 @@ class CriticalPath:
 
 
 def critical_path(tasks: Tasks, priorities: Floats) -> Ints:
-    """Returns the ops of the critical path: from the entry of highest priority on, to the successor of highest priority.
+    """Returns the ops of the critical path: the entry op of highest priority, then always the successor of highest priority.
 
-    The paper asks for a successor of the entry's own priority; taking the highest is the same but for rounding.
+    The paper takes a successor with the entry's own priority; the highest one is the same except for rounding.
     """
     entries = np.flatnonzero(np.diff(tasks.input_ends) == 0)
     path = [int(entries[priorities[entries].argmax()])] if len(entries) else []
@@ -103,25 +103,25 @@ def critical_path(tasks: Tasks, priorities: Floats) -> Ints:
 
 
 def _mean_ranks(problem: Problem, tasks: Tasks) -> tuple[Floats, Floats, Floats]:
-    """Returns the upward ranks [ops], and the mean times of ops [ops] and of copies [edges, as `output_ops`] behind them."""
+    """Returns the upward ranks [ops] and the mean times behind them: of ops [ops], of copies [edges, as `output_ops`]."""
     op_seconds = mean_op_seconds(problem, problem.allowed)
     output_seconds = mean_copy_seconds(problem, tasks.output_bytes, np.ones(problem.num_devices, np.bool_))
     return upward_ranks(tasks, op_seconds, output_seconds), op_seconds, output_seconds
 
 
 def _propose(problem: Problem, tasks: Tasks, sequence: Ints, wanted: Ints) -> Search:
-    """Yields the schedule by insertion as a placement, and as a placement with the order of its starts."""
+    """Yields the placement of the schedule by insertion, then the same with the order of its starts."""
     placement, starts, ends = schedule_by_insertion(tasks, sequence, wanted)
-    placement = complete(problem, placement)
+    placement = place_the_rest(problem, placement)
     notes = {"model_seconds": float(ends.max(initial=0.0))}
     yield Proposal(placement[None], None, notes)
     position = np.empty(problem.num_ops, np.int64)
-    position[sequence] = np.arange(problem.num_ops)  # of ops that start together, those without time are first
+    position[sequence] = np.arange(problem.num_ops)  # ops that start together stay in this order
     yield Proposal(placement[None], np.lexsort((position, starts))[None], notes)
 
 
 def _by_priority(tasks: Tasks, priorities: Floats) -> Ints:
-    """Returns the ops as a queue gives them out: of those whose makers are out, the highest priority first."""
+    """Returns the ops in the order of a priority queue of those whose inputs are out: the highest priority first."""
     waiting, targets = np.diff(tasks.input_ends).tolist(), tasks.output_ops.tolist()
     first, urgency = tasks.output_ends.tolist(), (-priorities).tolist()
     queue = [(urgency[n], n) for n, count in enumerate(waiting) if not count]
@@ -149,7 +149,7 @@ def _longest_path(tasks: Tasks, ranks: Floats, output_seconds: Floats) -> Ints:
 
 
 def _balance(problem: Problem, path: Ints) -> Ints:
-    """Returns the placement [groups] with the path on the fastest device that has room, and the rest balanced by time."""
+    """Returns the placement [groups] with the path on the fastest device with room, and the rest balanced by time."""
     group_seconds = np.zeros((problem.num_groups, problem.num_devices))
     np.add.at(group_seconds, problem.op_groups, problem.op_seconds)
     whole = np.where(problem.allowed[problem.op_groups], problem.op_seconds, problem.fastest_seconds[:, None]).sum(axis=0)
@@ -165,4 +165,4 @@ def _balance(problem: Problem, path: Ints) -> Ints:
             placement[group] = device
             load[device] += group_seconds[group, device]
             room[device] -= nbytes[group]
-    return complete(problem, placement)
+    return place_the_rest(problem, placement)

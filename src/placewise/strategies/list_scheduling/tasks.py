@@ -1,4 +1,4 @@
-"""A problem as the papers on list scheduling see it: tasks, edges with an amount of data, and no queues for copies."""
+"""A problem as the papers on list scheduling have it: tasks and edges with bytes, without queues for copies."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups
 
-TOGETHER = -1.0  # the bytes of an edge that moves nothing: an `after`, or one inside a group
+TOGETHER = -1.0  # the bytes of an edge that moves nothing: an `after`, or an edge inside a group
 
 
 class Tasks(NamedTuple):
@@ -30,7 +30,7 @@ class Tasks(NamedTuple):
 
 
 def build_tasks(problem: Problem) -> Tasks:
-    """Returns the problem's tasks; what is resident is everywhere, as in the papers, where it is nowhere."""
+    """Returns the problem's tasks; resident tensors are on every device, as the papers do not know them."""
     sources, targets, nbytes = task_edges(problem)
     inputs = Ragged.grouped(targets, np.arange(len(targets)), problem.num_ops)
     outputs = Ragged.grouped(sources, np.arange(len(sources)), problem.num_ops)
@@ -50,14 +50,14 @@ def build_tasks(problem: Problem) -> Tasks:
 
 
 def task_edges(problem: Problem) -> tuple[Ints, Ints, Floats]:
-    """Returns (source, target, bytes) of every pair of ops that one waits for the other, by target and then source.
+    """Returns the source, target and bytes of every edge between two ops, sorted by target and then source.
 
-    The tensors that go from one op to another are one edge; bytes are TOGETHER where both ops are in one group, and
-    where there is only an `after`.
+    All tensors from one op to another are one edge. Its bytes are TOGETHER if both ops are in one group, or if there is
+    only an `after`.
     """
     count = max(problem.num_ops, 1)
     writers, readers, tensors = problem.graph.edges
-    reads = np.unique(np.stack([readers * count + writers, tensors]), axis=1)  # a tensor that is read twice is sent once
+    reads = np.unique(np.stack([readers * count + writers, tensors]), axis=1)  # a tensor that is read twice is copied once
     pairs, inverse = np.unique(reads[0], return_inverse=True)
     nbytes = sum_by_label(inverse.ravel(), problem.graph.tensors.nbytes[reads[1]].astype(np.float64), len(pairs))
     after = problem.graph.ops.after
@@ -69,7 +69,7 @@ def task_edges(problem: Problem) -> tuple[Ints, Ints, Floats]:
 
 
 def mean_op_seconds(problem: Problem, devices: Bools) -> Floats:
-    """Returns each op's mean time over those devices [groups, devices] that its group can run on: [ops]."""
+    """Returns each op's mean time over the devices of its group, [groups, devices]: [ops]."""
     can = devices[problem.op_groups]
     return np.asarray(np.where(can, problem.op_seconds, 0.0).sum(axis=1) / can.sum(axis=1), np.float64)
 
@@ -84,10 +84,10 @@ def mean_copy_seconds(problem: Problem, nbytes: Floats, devices: Bools) -> Float
     return np.where(nbytes < 0, 0.0, copy_seconds(np.maximum(nbytes, 0.0), latency, bandwidth))
 
 
-def complete(problem: Problem, placement: Ints) -> Ints:
-    """Returns the placement with a device for the groups without ops, which are still at -1.
+def place_the_rest(problem: Problem, placement: Ints) -> Ints:
+    """Returns the placement with a device for the groups that have none, -1: those without ops.
 
-    Such a group holds resident tensors: it goes to their first reader's device, or where it can't, to the first allowed.
+    Such a group holds resident tensors. It goes to the device of their first reader, or if it can't, to the first allowed.
     """
     placement = np.array(placement)
     reader = problem.graph.first_reader
@@ -102,7 +102,7 @@ def complete(problem: Problem, placement: Ints) -> Ints:
 
 
 def group_bytes(problem: Problem) -> Ints:
-    """Returns the bytes of each group's resident tensors and of all that its ops make, views not counted: [groups]."""
+    """Returns the bytes of each group's resident tensors and of all that its ops make, without views: [groups]."""
     graph = problem.graph
     groups = tensor_groups(problem)
     own = np.flatnonzero((graph.storage == np.arange(len(graph.tensors))) & (groups >= 0))
