@@ -20,7 +20,7 @@ from placewise.cli import main
 from placewise.experiments.bench import find_benchmarks
 from placewise.formats.cluster_file import parse_cluster, read_cluster, write_cluster
 from placewise.formats.graph_file import read_graph
-from placewise.machines.presets import preset, preset_names
+from placewise.machines.presets import PRESETS, preset
 from placewise.zoo import MODELS
 
 SMALL = "rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5"
@@ -76,8 +76,8 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "clusters").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(preset_names())
-    assert list(printed_json(capsys, "clusters")) == list(preset_names())
+    assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
+    assert list(printed_json(capsys, "clusters")) == list(PRESETS)
 
 
 def test_one_cluster_is_printed_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,7 +45,7 @@ WRONG: list[tuple[list[str], str]] = [
     (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: refusing to overwrite an input file"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is not a folder"),
     (["report", "runs.db", "9" * 30, "-o", "page.html"], "expected run numbers after the run file, got"),
-    (["detect", "--cpus", "99999"], "must be cut into 1 to 256 pieces, got 99999"),
+    (["detect", "--cpus", "99999"], "must be cut into 1 to 256 slices, got 99999"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--plan", "none.json"], "none.json: there is no such file"),
     ([*SUITE, "--plots", "tiny.toml"], "tiny.toml is not a folder"),
     (["reproduce", "post", "--quick", "--plots", "tiny.toml/plots"], "tiny.toml is not a folder"),

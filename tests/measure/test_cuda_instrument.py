@@ -12,7 +12,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
 from placewise.graph_capture.capture import CapturedStep
-from placewise.machines.virtual import cut_devices
+from placewise.machines.slices import slice_devices
 from placewise.measure.clocks import PureWork, time_work
 from placewise.measure.cuda_instrument import CudaClock
 from placewise.measure.profiler import apply_profile, measure_profile
@@ -29,7 +29,7 @@ VIRTUAL = {"cuda:0": SLICES}
 
 def slices() -> Cluster:
     """This machine with its first GPU in four slices."""
-    return cut_devices(Cluster.detect(), {"gpu:0": SLICES})
+    return slice_devices(Cluster.detect(), {"gpu:0": SLICES})
 
 
 class Branches(nn.Module):

@@ -30,7 +30,7 @@ from placewise.cli.simulate_command import add_simulate
 from placewise.cli.strategies_command import add_strategies
 from placewise.core.errors import InputError, NothingFits, PlacewiseError
 from placewise.core.suggestions import closest, did_you_mean
-from placewise.machines.hardware_queues import want_queues
+from placewise.machines.hardware_queues import request_hardware_queues
 
 COMMANDS = (  # in the order in which a newcomer needs them
     add_place,
@@ -58,7 +58,7 @@ COMMANDS = (  # in the order in which a newcomer needs them
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, 3 nothing fits."""
     options = make_parser().parse_args(arguments)
-    want_queues()  # before a command captures a step, which may start CUDA
+    request_hardware_queues()  # before a command captures a step, which may start CUDA
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters that the terminal can't show
     try:

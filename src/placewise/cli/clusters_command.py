@@ -16,14 +16,14 @@ def add_clusters(commands: Any) -> None:
 
 def _clusters(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import format_cluster
-    from placewise.machines.presets import preset, preset_names
+    from placewise.machines.presets import PRESETS, preset
     from placewise.report.text_tables import table
 
     if options.name is not None:
         cluster = preset(options.name)
         print_json(cluster_fields(cluster)) if options.json else print(format_cluster(cluster), end="")
         return
-    clusters = [preset(name) for name in preset_names()]
+    clusters = [preset(name) for name in PRESETS]
     if options.json:
         print_json({cluster.name: cluster_fields(cluster) for cluster in clusters})
     else:

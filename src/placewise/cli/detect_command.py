@@ -24,14 +24,14 @@ def add_detect(commands: Any) -> None:
 def _detect(options: argparse.Namespace) -> None:
     from placewise.core.cluster import Cluster
     from placewise.formats.cluster_file import format_cluster, write_cluster
-    from placewise.machines.virtual import cut_devices
+    from placewise.machines.slices import slice_devices
 
     check_writable(options.output)
     virtual = dict(options.virtual)
     cluster = Cluster.detect()
     slices = {f"gpu:{name.removeprefix('cuda:')}": count for name, count in virtual.items()}
     if slices or options.cpus > 1:
-        cluster = cut_devices(cluster, {**slices, "cpu:0": options.cpus})
+        cluster = slice_devices(cluster, {**slices, "cpu:0": options.cpus})
     if options.measure:
         from placewise.measure.roofline import measure_machine
 

@@ -1,1 +1,1 @@
-"""Machines as clusters: presets by name, this machine as detected, devices cut into virtual ones."""
+"""Machines as clusters: presets by name, this machine as detected, devices cut into slices."""

@@ -1,7 +1,7 @@
-"""The machine that this runs on, as a cluster.
+"""Detects the machine that this process runs on, as a cluster.
 
-Nothing is timed: known GPUs get the figures of the presets, all others a roofline guessed from what the machine says of
-itself, with the presets' fractions. What it does not say gets the defaults below.
+Nothing is measured. Known GPUs get the figures of the presets. Other devices get a roofline from what the system reports,
+with the presets' fractions, and the defaults below for what it does not report.
 """
 
 import os
@@ -16,10 +16,10 @@ from typing import Any
 from placewise.core.cluster import Cluster
 from placewise.core.quantities import format_count
 from placewise.machines import presets
-from placewise.machines.hardware_queues import want_queues
+from placewise.machines.hardware_queues import request_hardware_queues
 from placewise.machines.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
 
-KNOWN_GPUS = {  # by the driver's name, without the brand; names that only resemble these have other figures
+KNOWN_GPUS = {  # by the driver's name without the brand; GPUs with similar names have different figures
     **dict.fromkeys(("K40", "K40c", "K40m", "K40s", "K40t"), presets.K40),
     "K80": presets.K80,
     **dict.fromkeys(("V100-SXM2-16GB", "V100-SXM2-32GB"), presets.V100),
@@ -35,7 +35,7 @@ BRANDS = re.compile(r"\b(NVIDIA|Tesla|GeForce)\b")
 
 SMI_ROW = re.compile(r"(.+), *(\d+) MiB")
 
-DEFAULT_GPU_FLOPS = 10e12  # float32 peak of a GPU that says nothing of itself: about an RTX 3060
+DEFAULT_GPU_FLOPS = 10e12  # float32 peak of a GPU that reports no clocks: about an RTX 3060
 
 DEFAULT_GPU_BYTES_PER_SECOND = 300e9
 
@@ -43,13 +43,13 @@ DEFAULT_CLOCK_HERTZ = 2.5e9
 
 DEFAULT_MEMORY_BYTES = 8 * GIB
 
-SSE = 16  # float32 flops a cycle of a core without FMA on 8 floats (older x86, ARM's NEON)
+SSE = 16  # float32 flops per cycle of a core without 8-wide FMA (older x86, ARM NEON)
 
 CanReach = Callable[[int, int], bool]
 
 
 def detect() -> Cluster:
-    """Returns this machine: the GPUs that PyTorch can use (else those that nvidia-smi lists), then the CPU."""
+    """Returns this machine: the GPUs that PyTorch can use, or else those that nvidia-smi lists, then the CPU."""
     gpus, can_reach = _torch_gpus() or _smi_gpus()
     cpu = _cpu()
     parts = [gpu.name for gpu in gpus] + [f"{cpu.name} ({format_count(cpu.num_cores, 'core')})"]
@@ -60,12 +60,12 @@ def detect() -> Cluster:
 
 
 def _torch_gpus() -> tuple[tuple[Gpu, ...], CanReach] | None:
-    """Returns what PyTorch can use, None where it is not installed or finds no GPU."""
+    """Returns the GPUs that PyTorch can use, None if it is not installed or finds none."""
     try:
         import torch
-    except (ImportError, OSError):  # OSError: installed, but one of its libraries is not
+    except (ImportError, OSError):  # OSError: one of its libraries is missing
         return None
-    want_queues()
+    request_hardware_queues()
     if not torch.cuda.is_available():
         return None
     gpus = tuple(_torch_gpu(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count()))
@@ -73,7 +73,7 @@ def _torch_gpus() -> tuple[tuple[Gpu, ...], CanReach] | None:
 
 
 def _torch_gpu(properties: Any) -> Gpu:
-    """Returns a GPU from its properties; not every version of PyTorch has the clocks (kHz) and the bus width (bits)."""
+    """Returns a GPU from its properties; not all versions of PyTorch have the clocks (kHz) and the bus width (bits)."""
     gpu = _named_gpu(properties.name, properties.total_memory)
     if gpu is not None:
         return gpu
@@ -83,23 +83,23 @@ def _torch_gpu(properties: Any) -> Gpu:
     bus_bytes = getattr(properties, "memory_bus_width", 0) / 8
     return Gpu(
         _model(properties.name),
-        cores * clock_hertz * 2 or DEFAULT_GPU_FLOPS,  # a fused multiply-add is two
+        cores * clock_hertz * 2 or DEFAULT_GPU_FLOPS,  # a fused multiply-add counts as two
         properties.total_memory,
         memory_hertz * 2 * bus_bytes or DEFAULT_GPU_BYTES_PER_SECOND,  # double data rate
     )
 
 
 def _cores_per_multiprocessor(major: int, minor: int) -> int:
-    """Returns the float32 lanes of a multiprocessor (CUDA programming guide, throughput of arithmetic instructions)."""
+    """Returns the float32 cores of a multiprocessor (CUDA programming guide, throughput of arithmetic instructions)."""
     if major == 3:
         return 192
     return 64 if major == 7 or (major, minor) in ((6, 0), (8, 0)) else 128
 
 
 def _smi_gpus() -> tuple[tuple[Gpu, ...], CanReach]:
-    """Returns what nvidia-smi lists and CUDA_VISIBLE_DEVICES leaves; lines that can't be read count for nothing.
+    """Returns the GPUs that nvidia-smi lists and CUDA_VISIBLE_DEVICES allows; lines that can't be parsed are skipped.
 
-    It does not say which GPUs reach each other, so all copies go through the host.
+    nvidia-smi does not list which GPUs reach each other directly, so all copies go through the host.
     """
     matches = (SMI_ROW.fullmatch(line.strip()) for line in _smi_output().splitlines())
     rows = [(match[1], int(match[2]) * 2**20) for match in matches if match]
@@ -123,9 +123,9 @@ def _smi_output() -> str:
 
 
 def _visible(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Returns the rows that CUDA_VISIBLE_DEVICES names by number; as in CUDA, the first wrong number ends the list."""
+    """Returns the rows that CUDA_VISIBLE_DEVICES selects by number; as in CUDA, the first invalid number ends the list."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None or re.search("[A-Za-z]", text):  # GPU-... and MIG-... are not resolved: all count
+    if text is None or re.search("[A-Za-z]", text):  # GPU-... and MIG-... are not resolved: all are visible
         return rows
     visible = []
     for number in text.split(","):
@@ -147,8 +147,8 @@ def _model(name: str) -> str:
 def _cpu() -> Cpu:
     """Returns the cores that this process may use, and the host's memory.
 
-    Memory bandwidth can't be read: it counts as two channels of DDR4-3200 (51.2 GB/s) up to 16 cores, and as 3.2 GB/s a
-    core beyond.
+    The memory bandwidth can't be read: we assume two channels of DDR4-3200 (51.2 GB/s) up to 16 cores, and 3.2 GB/s per
+    core above.
     """
     info = _read("/proc/cpuinfo")
     max_kilohertz = _read("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
@@ -164,7 +164,7 @@ def _cpu() -> Cpu:
 
 
 def cpu_name() -> str:
-    """Returns what this machine calls its processor."""
+    """Returns the name of this machine's processor."""
     return next(iter(_values(_read("/proc/cpuinfo"), "model name")), "CPU")
 
 
@@ -176,9 +176,9 @@ def processors() -> list[int]:
 
 
 def _num_cores(info: str, processors: Iterable[int], quota: str) -> int:
-    """Returns the number of physical cores below these processors, or fewer where the control group's quota says so.
+    """Returns the number of physical cores of these logical processors, limited by the cgroup's quota.
 
-    `info` is /proc/cpuinfo, `quota` is cpu.max ("200000 100000" is two cores, "max 100000" no limit).
+    `info` is /proc/cpuinfo, `quota` is cpu.max ("200000 100000" is two cores, "max 100000" is no limit).
     """
     cores = {}
     for block in info.split("\n\n"):
@@ -192,7 +192,7 @@ def _num_cores(info: str, processors: Iterable[int], quota: str) -> int:
 
 
 def _flops_per_cycle(info: str) -> int:
-    """Returns a core's float32 flops a cycle; AVX-512 counts on Intel alone, for AMD's first chips halve it."""
+    """Returns a core's float32 flops per cycle; AVX-512 counts only on Intel, because AMD's first chips halve it."""
     flags = " ".join(_values(info, "flags")[:1]).split()
     if "avx512f" in flags and "GenuineIntel" in _values(info, "vendor_id"):
         return AVX512
@@ -200,7 +200,7 @@ def _flops_per_cycle(info: str) -> int:
 
 
 def _clock_hertz(info: str, max_kilohertz: str) -> float:
-    """Returns the base clock where the model's name has it, else the highest clock that is known, else a default."""
+    """Returns the base clock in the model's name, or else the highest clock that is reported, or else a default."""
     if match := re.search(r"@ *(\d+(?:\.\d+)?) *GHz", info):
         return float(match[1]) * 1e9 or DEFAULT_CLOCK_HERTZ
     if max_kilohertz.strip().isdecimal():
@@ -210,7 +210,7 @@ def _clock_hertz(info: str, max_kilohertz: str) -> float:
 
 
 def _memory_bytes(meminfo: str, limit: str) -> int:
-    """Returns the host's memory, or the control group's limit where that is less."""
+    """Returns the host's memory, or the cgroup's limit if that is lower."""
     if match := re.search(r"^MemTotal: *(\d+) kB", meminfo, re.MULTILINE):
         memory_bytes = int(match[1]) * 2**10
     else:
@@ -221,17 +221,17 @@ def _memory_bytes(meminfo: str, limit: str) -> int:
 def _sysconf_memory_bytes() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # no sysconf on Windows; no such name elsewhere
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf, other systems may not have these names
         return DEFAULT_MEMORY_BYTES
 
 
 def _values(info: str, name: str) -> list[str]:
-    """Returns the values of a field, in the order of the lines `name : value`."""
+    """Returns the values of a field, from the lines `name : value` in order."""
     return re.findall(rf"^{name}\s*: *(.*?) *$", info, re.MULTILINE)
 
 
 def _read(path: str) -> str:
-    """Returns a file of the system, nothing where it is not there."""
+    """Returns the text of a system file, empty if it can't be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,10 +1,10 @@
-"""A GPU's hardware queues: with more streams than queues, a launch waits behind unrelated work."""
+"""Requests hardware queues from CUDA: with more streams than queues, a launch waits for unrelated work."""
 
 import os
 
-VARIABLE, MOST = "CUDA_DEVICE_MAX_CONNECTIONS", "32"  # CUDA's default is 8
+VARIABLE, MAX_QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", "32"  # CUDA's default is 8
 
 
-def want_queues() -> None:
-    """Asks for as many queues as CUDA can have, unless someone else has chosen; it listens only before it starts."""
-    os.environ.setdefault(VARIABLE, MOST)
+def request_hardware_queues() -> None:
+    """Requests as many queues as CUDA allows, unless the user has set a number; has no effect once CUDA has started."""
+    os.environ.setdefault(VARIABLE, MAX_QUEUES)

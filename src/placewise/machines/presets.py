@@ -1,20 +1,20 @@
-"""Machines that people have or that papers used, by name.
+"""Clusters by name: machines that people have, and those of the papers.
 
-A device's figures are its data sheet's peaks times a fraction that real work reaches. The fractions, the overheads and
-the latencies below are our round choices, not measurements: `placewise profile` measures the machine at hand, and a
-later calibration fits the K40 and K80 boxes to the papers' tables.
+A device's figures are the peaks of its data sheet times a fraction that real work achieves. The fractions, overheads and
+latencies below are round numbers that we chose, not measurements: `placewise profile` measures your own machine, and a
+calibration fits the K40 and K80 machines to the papers' tables.
 
-Flops are plain float32 ones, without TF32: PyTorch's default precision of float32 matrix products does not use it.
+Flops are float32 without TF32, which PyTorch does not use for float32 matrix products by default.
 
-Links, where `gpu:0 up` and such are channels:
+The links and their channels, such as `gpu:0 up`:
 
-    GPU -> CPU              PCIe; every copy that leaves a GPU over PCIe takes that GPU's way up
-    CPU -> GPU              PCIe; takes the target's way down
+    GPU -> CPU              PCIe; every copy that leaves a GPU over PCIe uses its channel `up`
+    CPU -> GPU              PCIe; uses the target's channel `down`
     GPU -> GPU, PCIe        through the host, up from the source and down to the target, pipelined in chunks: the
-                            bandwidth is the slower hop's, the latency the sum of both; takes the source's way up
-    GPU -> GPU, NVLink      a wire for each pair (a channel each), or one port into a switch for all targets of a GPU
+                            bandwidth of the slower hop, the latency of both; uses the source's channel `up`
+    GPU -> GPU, NVLink      a channel for each pair, or one channel to a switch for all targets of a GPU
 
-A copy takes one channel, so copies from two GPUs to a third over PCIe do not wait for each other on its way down: this
+A copy uses one channel, so copies from two GPUs to a third over PCIe do not wait for each other on the way down: this
 contention is not modelled.
 """
 
@@ -29,38 +29,38 @@ GIB = 2**30
 
 GPU_FLOPS_FRACTION = 0.7  # of the float32 peak, in large matrix products
 
-CPU_FLOPS_FRACTION = 0.5  # of cores x base clock x width: wide vectors lower the clock, and threads have to meet
+CPU_FLOPS_FRACTION = 0.5  # of cores x base clock x width: wide vectors lower the clock, and threads must synchronize
 
 MEMORY_FRACTION = 0.8  # of the peak bandwidth of a device's memory
 
 LINK_FRACTION = 0.8  # of a link's raw bandwidth, from pinned memory
 
-DISPATCH_SECONDS = 1e-5  # host time of one launch: between a bare kernel launch (5 us) and eager PyTorch (about 20 us)
+DISPATCH_SECONDS = 1e-5  # host time per launch: between a bare kernel launch (5 us) and eager PyTorch (about 20 us)
 
-TENSORFLOW_DISPATCH_SECONDS = 0.0  # the papers' boxes: TensorFlow launches from many threads, no launch waits for another
+TENSORFLOW_DISPATCH_SECONDS = 0.0  # on the papers' machines: TensorFlow launches ops from many threads
 
-GPU_OVERHEAD_SECONDS = 5e-6  # from one kernel's end to the next one's start, and a small kernel's ramp
+GPU_OVERHEAD_SECONDS = 5e-6  # from the end of a kernel to the start of the next, and the ramp-up of a small kernel
 
 KEPLER_OVERHEAD_SECONDS = 1e-5  # the same on GPUs of 2013
 
-CPU_OVERHEAD_SECONDS = 5e-6  # to wake a CPU's threads and to wait for the last one
+CPU_OVERHEAD_SECONDS = 5e-6  # to wake the threads and wait for the last one
 
-PCIE_LATENCY_SECONDS = 1e-5  # of one hop: starting a copy engine costs far more than the wire
+PCIE_LATENCY_SECONDS = 1e-5  # per hop, mostly to start the copy engine
 
 NVLINK_LATENCY_SECONDS = 5e-6
 
-PCIE_3_X16 = 15.75e9  # bytes a second each way: 16 lanes x 8 GT/s x 128/130 (PCI Express base specification 3.0)
+PCIE_3_X16 = 15.75e9  # bytes per second each way: 16 lanes x 8 GT/s x 128/130 (PCI Express base specification 3.0)
 
-PCIE_4_X16 = 2 * PCIE_3_X16  # 16 GT/s a lane (4.0)
+PCIE_4_X16 = 2 * PCIE_3_X16  # 16 GT/s per lane (4.0)
 
-PCIE_5_X16 = 4 * PCIE_3_X16  # 32 GT/s a lane (5.0); 55 GB/s were seen on an H200, 50 follow from our fraction
+PCIE_5_X16 = 4 * PCIE_3_X16  # 32 GT/s per lane (5.0); an H200 reached 55 GB/s, our fraction gives 50
 
 PCIE_4_X8 = PCIE_4_X16 / 2
 
 
 @dataclass(frozen=True)
 class Nvlink:
-    """Direct wires from a GPU to others: a bandwidth for each pair, or one port that all targets share."""
+    """Direct links from a GPU to others: a bandwidth for each pair, or one port that all targets share."""
 
     peak_bytes_per_second: float  # one way
     shared_port: bool
@@ -68,10 +68,10 @@ class Nvlink:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU model's data sheet; "12 GB" is read as 12 GiB, which the driver shows within 2% (less error correction)."""
+    """The data sheet of a GPU; we take "12 GB" as 12 GiB, which is within 2% of what the driver reports (without ECC)."""
 
     name: str
-    peak_flops: float  # float32 outside tensor cores, at boost clock
+    peak_flops: float  # float32 without tensor cores, at boost clock
     memory_bytes: int
     peak_bytes_per_second: float
     pcie_bytes_per_second: float = PCIE_3_X16  # raw, one way
@@ -81,17 +81,17 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Cpu:
-    """One socket, as one device, with the memory of the whole host."""
+    """One CPU socket as a device, with the memory of the whole host."""
 
     name: str
     num_cores: int
     clock_hertz: float  # the base clock
-    flops_per_cycle: int  # float32, of one core
+    flops_per_cycle: int  # float32, per core
     peak_bytes_per_second: float
     memory_bytes: int
 
 
-AVX2 = 32  # flops a cycle: 2 FMA units x 8 floats x 2 (Intel 64 and AMD64 optimization manuals)
+AVX2 = 32  # flops per cycle: 2 FMA units x 8 floats x 2 (Intel 64 and AMD64 optimization manuals)
 
 AVX512 = 64  # 2 FMA units x 16 floats x 2
 
@@ -99,7 +99,7 @@ AVX512 = 64  # 2 FMA units x 16 floats x 2
 K40 = Gpu("K40", 4.29e12, 12 * GIB, 288e9, overhead_seconds=KEPLER_OVERHEAD_SECONDS)
 
 # NVIDIA Tesla K80 board specification (BD-07317): 8.74 TFLOPS with boost and 480 GB/s for a board of two GPUs; this is
-# one of them. 12 GB a GPU, of which error correction leaves the 11 that Post states.
+# one of them. 12 GB per GPU, of which ECC leaves the 11 that Post states.
 K80 = Gpu("K80", 4.37e12, 11 * GIB, 240e9, overhead_seconds=KEPLER_OVERHEAD_SECONDS)
 
 # NVIDIA Tesla V100 data sheet (SXM2): 15.7 TFLOPS, 16 GB, 900 GB/s, 6 NVLinks of 25 GB/s each way: 2 to each other GPU.
@@ -111,7 +111,7 @@ A100 = Gpu("A100", 19.5e12, 80 * GIB, 2039e9, PCIE_4_X16, Nvlink(300e9, shared_p
 # NVIDIA H100 data sheet (SXM5): 67 TFLOPS, 80 GB, 3.35 TB/s, NVLink 900 GB/s both ways together, PCIe 5.0.
 H100 = Gpu("H100", 67e12, 80 * GIB, 3350e9, PCIE_5_X16, Nvlink(450e9, shared_port=True))
 
-# NVIDIA H200 data sheet (SXM): 67 TFLOPS, 141 GB (139 GiB were seen), 4.8 TB/s, NVLink and PCIe as the H100.
+# NVIDIA H200 data sheet (SXM): 67 TFLOPS, 141 GB (the driver reports 139 GiB), 4.8 TB/s, NVLink and PCIe as on the H100.
 H200 = Gpu("H200", 67e12, 139 * GIB, 4800e9, PCIE_5_X16, Nvlink(450e9, shared_port=True))
 
 # NVIDIA Ada GPU architecture white paper: 82.6 TFLOPS, 24 GB, 1,008 GB/s, PCIe 4.0 x16, no NVLink.
@@ -120,11 +120,11 @@ RTX_4090 = Gpu("RTX 4090", 82.6e12, 24 * GIB, 1008e9, PCIE_4_X16)
 # NVIDIA GeForce RTX 3060 (12 GB) product page: 3,584 cores x 2 x 1.78 GHz, 192 bit x 15 Gbit/s, PCIe 4.0 x16.
 RTX_3060 = Gpu("RTX 3060", 12.7e12, 12 * GIB, 360e9, PCIE_4_X16)
 
-# NVIDIA GeForce RTX 40 laptop product page: 3,072 cores, 1,470 to 2,370 MHz by power limit (1,890 here), 8 GB,
+# NVIDIA GeForce RTX 40 laptop product page: 3,072 cores, 1,470 to 2,370 MHz depending on the power limit (1,890 here), 8 GB,
 # 128 bit x 16 Gbit/s, PCIe 4.0 x8.
 RTX_4060_LAPTOP = Gpu("RTX 4060 Laptop", 11.6e12, 8 * GIB, 256e9, PCIE_4_X8)
 
-# HDP says "Haswell", no more. Intel Xeon E5-2699 v3 product page: 18 cores, 2.3 GHz, 68 GB/s. The memory is our choice.
+# HDP only says "Haswell". Intel Xeon E5-2699 v3 product page: 18 cores, 2.3 GHz, 68 GB/s. The memory is our choice.
 HASWELL = Cpu("Haswell", 18, 2.3e9, AVX2, 68e9, 128 * GIB)
 
 # Post says 8-core Broadwell and 26 GB. Intel Xeon E5-2699 v4 product page: 2.2 GHz, 76.8 GB/s.
@@ -149,7 +149,7 @@ RYZEN_7840HS = Cpu("Ryzen 7 7840HS", 8, 3.8e9, AVX2, 89.6e9, 16 * GIB)
 
 @dataclass(frozen=True)
 class Machine:
-    """What stands in one box."""
+    """The hardware of one machine."""
 
     description: str
     gpus: tuple[Gpu, ...]
@@ -183,13 +183,8 @@ PRESETS: dict[str, Machine] = {
 }
 
 
-def preset_names() -> tuple[str, ...]:
-    """Returns the presets' names, in the table's order."""
-    return tuple(PRESETS)
-
-
 def preset(name: str) -> Cluster:
-    """Returns the cluster of that name."""
+    """Returns the preset cluster with this name."""
     if name not in PRESETS:
         raise ClusterError(f"unknown preset {name!r}: {did_you_mean(name, PRESETS)}")
     machine = PRESETS[name]
@@ -199,7 +194,7 @@ def preset(name: str) -> Cluster:
 def assemble(name: str, machine: Machine, can_reach: Callable[[int, int], bool]) -> Cluster:
     """Returns the machine as a cluster: its GPUs, then its CPU.
 
-    `can_reach(source, target)` says whether one GPU copies to another without the host in between.
+    `can_reach(source, target)` returns whether one GPU can copy to another directly, not through the host.
     """
     gpus = [(f"gpu:{i}", gpu) for i, gpu in enumerate(machine.gpus)]
     links = []

@@ -18,13 +18,13 @@ from placewise.experiments.bench.strategy_rows import FAST_STRATEGIES
 from placewise.experiments.recorded_searches import Contest, Found, find, recorded
 from placewise.experiments.search_figures import write_figure
 from placewise.formats.files import write_bytes
-from placewise.machines.presets import preset_names
+from placewise.machines.presets import PRESETS
 from placewise.models import load_graph
 from placewise.report.markdown_tables import markdown_table
 
 FORMAT, VERSION = "placewise-suite", 1
 
-ALL_MODELS, ALL_CLUSTERS = tuple(zoo.MODELS), preset_names()
+ALL_MODELS, ALL_CLUSTERS = tuple(zoo.MODELS), tuple(PRESETS)
 
 NEAR = 0.05  # above the best step of a problem: what counts as a solution
 

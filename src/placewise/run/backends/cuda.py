@@ -19,7 +19,7 @@ from torch import Tensor
 
 from placewise.core.cluster import Device
 from placewise.core.errors import ExecutionError
-from placewise.machines.hardware_queues import want_queues
+from placewise.machines.hardware_queues import request_hardware_queues
 from placewise.run.backends.cpu_memory import give_back_memory
 from placewise.run.backends.cuda_graphs import CudaGraphs
 from placewise.run.backends.green_contexts import slice_streams
@@ -90,7 +90,7 @@ class Cuda:
 
 
 def _num_gpus() -> int:
-    want_queues()
+    request_hardware_queues()
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -1,26 +1,26 @@
-"""Devices that are cut into slices."""
+"""Devices cut into slices."""
 
 from dataclasses import replace
 
 import pytest
 
-import placewise as pw
+from placewise.core.errors import ClusterError
 from placewise.machines.presets import preset
-from placewise.machines.virtual import cut_devices
+from placewise.machines.slices import slice_devices
 
 
-def test_a_gpu_in_four_pieces() -> None:
+def test_a_gpu_in_four_slices() -> None:
     whole = preset("2xK80")
-    cut = cut_devices(whole, {"gpu:0": 4})
+    cut = slice_devices(whole, {"gpu:0": 4})
     assert cut.device_names == ("gpu:0", "gpu:1", "gpu:2", "gpu:3", "gpu:4", "cpu:0")
     assert cut.devices[3].memory_bytes == whole.devices[0].memory_bytes // 4
     assert cut.devices[4] == replace(whole.devices[1], name="gpu:4")
     assert cut.bytes_per_second[0, 1] == whole.devices[0].bytes_per_second / 2
     assert cut.bytes_per_second[2, 5] == whole.bytes_per_second[0, 2]
-    assert cut.channels[0, 5] == cut.channels[3, 5] != cut.channels[4, 5], "slices share their GPU's way"
+    assert cut.channels[0, 5] == cut.channels[3, 5] != cut.channels[4, 5], "slices share their GPU's channels"
     assert cut.channels[0, 1] != cut.channels[1, 0]
 
 
 def test_a_device_that_is_not_there_is_not_cut() -> None:
-    with pytest.raises(pw.PlacewiseError, match="there is no device 'gpu:9' to cut"):
-        cut_devices(preset("2xK80"), {"gpu:9": 2})
+    with pytest.raises(ClusterError, match="there is no device 'gpu:9' to cut"):
+        slice_devices(preset("2xK80"), {"gpu:9": 2})
