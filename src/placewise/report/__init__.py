@@ -1,1 +1,1 @@
-"""What people see: tables, figures, pages, traces."""
+"""What people see: explanations, tables, pictures, pages, traces."""

@@ -1,4 +1,4 @@
-"""A schedule in words: what runs where, what holds it back, and what the bound leaves to gain."""
+"""A schedule explained in a few lines: what runs where, what limits it, and how much can still be gained."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -18,26 +18,26 @@ from placewise.simulate.schedule import Schedule
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
 
-MOSTLY = 0.9  # the share of its time from which on a module is said to be on one device
+MOSTLY = 0.9  # the share of its time that a module must have on one device to be called "on" it
 
-SMALL = 0.02  # the share of all time below which nothing is told by itself
+SMALL = 0.02  # the share of all time below which a part belongs to "the rest"
 
-CLAUSES, NAMES = 6, 3  # the most that are listed
+CLAUSES, NAMES = 6, 3  # how many are listed at most
 
-NEARLY_FULL = 0.9
+NEARLY_FULL = 0.9  # the share of its memory from which a device is named
 
-NEAR_THE_BOUND = 1.25  # one device that is no slower is worth naming
+NEAR_THE_BOUND = 1.25  # times the bound up to which a single device is named
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,8})", re.DOTALL)
 
 
-def explain(problem: Problem, schedule: Schedule, limit: "Bound | None") -> tuple[str, ...]:
-    """Returns two or three lines: what the placement does by module, what holds it back, what no placement can gain."""
+def explain(problem: Problem, schedule: Schedule, bound: "Bound | None") -> tuple[str, ...]:
+    """Returns two or three lines: what runs where, what limits the step, and with a bound how much can still be gained."""
     if not schedule.step_seconds:
-        return ("nothing takes time",)
-    left = [] if limit is None else [_left(problem, schedule.step_seconds, limit)]
-    lines = (_where(schedule), _why(schedule), *left)
-    return tuple(" ".join(line.split()) for line in lines)  # whatever names hold, a line is a line
+        return ("no op takes any time",)
+    gain = [] if bound is None else [_possible_gain(problem, schedule.step_seconds, bound)]
+    lines = (_where(schedule), _limits(schedule), *gain)
+    return tuple(" ".join(line.split()) for line in lines)  # names may have line breaks
 
 
 # --- what runs where ---
@@ -45,11 +45,11 @@ def explain(problem: Problem, schedule: Schedule, limit: "Bound | None") -> tupl
 
 @dataclass
 class _Part:
-    """A module with what is inside it, or a micro-batch."""
+    """A module with its submodules, or a micro-batch."""
 
     name: str
     seconds: Floats  # [devices], of all its ops
-    inside: "dict[str, _Part]" = field(default_factory=dict)  # in program order; what is its own beside them has no name
+    inside: "dict[str, _Part]" = field(default_factory=dict)  # in program order; its own ops are under ""
 
     @property
     def is_on_one(self) -> bool:
@@ -60,17 +60,17 @@ class _Part:
         return float(self.seconds.sum())
 
     @property
-    def told(self) -> float:
+    def settled(self) -> float:
         """How many of its seconds are in parts that are on one device."""
-        return self.total if self.is_on_one else sum(part.told for part in self.inside.values())
+        return self.total if self.is_on_one else sum(part.settled for part in self.inside.values())
 
 
 def _where(schedule: Schedule) -> str:
     names = schedule.problem.cluster.device_names
     tree = _tree(schedule, _module_labels(schedule))
-    if tree.told < tree.total / 2:
+    if tree.settled < tree.total / 2:
         batches = _tree(schedule, _micro_batch_labels(schedule))
-        tree = batches if batches.told >= tree.total / 2 else tree
+        tree = batches if batches.settled >= tree.total / 2 else tree
     used = np.flatnonzero(np.bincount(schedule.devices, minlength=len(names))).tolist()
     if len(used) == 1:
         clauses = [f"everything on {names[used[0]]}"]
@@ -89,7 +89,7 @@ def _where(schedule: Schedule) -> str:
 
 
 def _module_labels(schedule: Schedule) -> list[tuple[str, ...]]:
-    """Returns the way to each op's module through the tree of modules."""
+    """Returns the path of each op's module, as the names on it."""
     graph = schedule.problem.graph
     paths = (module_path(graph, op) for op in range(len(graph.ops)))
     return [tuple(path.split(".")) if path else () for path in paths]
@@ -101,12 +101,12 @@ def _micro_batch_labels(schedule: Schedule) -> list[tuple[str, ...]]:
 
 
 def _tree(schedule: Schedule, labels: list[tuple[str, ...]]) -> _Part:
-    """Returns the part that holds all ops, each at the end of the way that its label names."""
+    """Returns the part with all ops; each op is in the part that its label leads to."""
     num_devices = schedule.problem.num_devices
     number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     cells = np.array([number[label] for label in labels]) * num_devices + schedule.devices
     times = schedule.problem.op_seconds[np.arange(len(labels)), schedule.devices]
-    times = times if times.any() else np.ones(len(labels))  # where only copies and launches take time, ops count
+    times = times if times.any() else np.ones(len(labels))  # if only copies and launches take time, ops are counted
     sums = np.bincount(cells, times, len(number) * num_devices).reshape(-1, num_devices)  # [labels, devices]
     root = _Part("", np.zeros(num_devices))
     for label, i in number.items():
@@ -120,33 +120,33 @@ def _tree(schedule: Schedule, labels: list[tuple[str, ...]]) -> _Part:
 
 
 def _clauses(tree: _Part, names: Sequence[str]) -> list[str]:
-    """Returns what is on one device, by device, and what is split, longest first; the rest together."""
+    """Returns the modules on one device, by device, and those that are split, longest first; small ones are "the rest"."""
     parts = [part for inside in tree.inside.values() for part in _parts(inside)]
     by_device: dict[int, list[_Part]] = {}
-    told: list[tuple[Floats, str]] = []
+    found: list[tuple[Floats, str]] = []
     for part in parts:
         if part.is_on_one:
             by_device.setdefault(int(part.seconds.argmax()), []).append(part)
         else:
-            told.append((part.seconds, f"{part.name} split over {_split(part.seconds, names)}"))
+            found.append((part.seconds, f"{part.name} split over {_split(part.seconds, names)}"))
     for device, there in by_device.items():
         sums = np.sum([part.seconds for part in there], axis=0)
         mostly = "" if sums[device] >= 0.995 * sums.sum() else "mostly "
-        told.append((sums, f"{_listed(there)} {mostly}on {names[device]}"))
-    told.sort(key=lambda clause: -round(clause[0].sum() / tree.total, 3))
-    count = min(CLAUSES, sum(sums.sum() >= SMALL * tree.total for sums, _ in told))
-    clauses = [text for _, text in told[:count]]
-    rest = np.sum([sums for sums, _ in told[count:]], axis=0)
+        found.append((sums, f"{_listed(there)} {mostly}on {names[device]}"))
+    found.sort(key=lambda clause: -round(clause[0].sum() / tree.total, 3))
+    count = min(CLAUSES, sum(sums.sum() >= SMALL * tree.total for sums, _ in found))
+    clauses = [text for _, text in found[:count]]
+    rest = np.sum([sums for sums, _ in found[count:]], axis=0)
     if rest.sum() >= 0.005 * tree.total:
         clauses.append(f"the rest ({rest.sum() / tree.total:.0%} of the time) on {_and(_above(rest, names))}")
     return clauses
 
 
 def _parts(part: _Part) -> list[_Part]:
-    """Returns the highest parts that are on one device; a part whose inside is mostly mixed too stays whole."""
+    """Returns the largest parts that are on one device; a part stays whole if most of its submodules are split too."""
     if not part.total:
         return []
-    if part.is_on_one or part.told < part.total / 2:
+    if part.is_on_one or part.settled < part.total / 2:
         return [part]
     return [inner for inside in part.inside.values() for inner in _parts(inside)]
 
@@ -158,12 +158,12 @@ def _split(times: Floats, names: Sequence[str]) -> str:
 
 
 def _above(times: Floats, names: Sequence[str]) -> list[str]:
-    """Returns the devices with a share that shows when it is rounded."""
+    """Returns the devices whose share is not rounded to 0%."""
     return [name for name, share in zip(names, (times / times.sum()).tolist(), strict=True) if share >= 0.005]
 
 
 def _listed(parts: list[_Part]) -> str:
-    """Returns the parts' names, longest first; numbers that follow each other are one: 'blocks.0 to blocks.5'."""
+    """Returns the parts' names, longest first; consecutive numbers are joined: 'blocks.0 to blocks.5'."""
     runs: list[list[_Part]] = []
     for part in parts:
         if runs and _follows(runs[-1][-1].name, part.name):
@@ -171,13 +171,13 @@ def _listed(parts: list[_Part]) -> str:
         else:
             runs.append([part])
     whole = sum(part.total for part in parts)
-    runs.sort(key=lambda run: -round(sum(part.total for part in run) / whole, 3))  # about equal ones in program order
+    runs.sort(key=lambda run: -round(sum(part.total for part in run) / whole, 3))  # equal ones in program order
     names = [run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}" for run in runs]
     return _and(names if len(names) <= NAMES else [*names[: NAMES - 1], f"{len(names) - NAMES + 1} more"])
 
 
 def _follows(name: str, other: str) -> bool:
-    """Returns whether the other name is the same with the next number."""
+    """Returns whether the other name is this one with the next number."""
     a, b = _NUMBERED.fullmatch(name), _NUMBERED.fullmatch(other)
     return a is not None and b is not None and a[1] == b[1] and int(b[2]) == int(a[2]) + 1
 
@@ -187,11 +187,11 @@ def _and(words: Iterable[str]) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-# --- what holds it back ---
+# --- what limits it ---
 
 
-def _why(schedule: Schedule) -> str:
-    """Returns the critical path's parts, the busiest device and channel, and where memory is short."""
+def _limits(schedule: Schedule) -> str:
+    """Returns what the critical path consists of, the busiest device and channel, and devices short of memory."""
     step, cluster = schedule.step_seconds, schedule.problem.cluster
     shares = dict.fromkeys(("op", "copy", "host"), 0.0)
     for link in schedule.critical_path:
@@ -213,24 +213,24 @@ def _why(schedule: Schedule) -> str:
     return "; ".join(parts)
 
 
-# --- what is left to gain ---
+# --- what can still be gained ---
 
 
-def _left(problem: Problem, step_seconds: float, limit: "Bound") -> str:
-    if limit.seconds <= 0:
-        return "there is no bound that says more than nothing"
-    gap = _at_most(step_seconds / limit.seconds - 1)
+def _possible_gain(problem: Problem, step_seconds: float, bound: "Bound") -> str:
+    if bound.seconds <= 0:
+        return "no useful bound is known"
+    gap = _at_most(step_seconds / bound.seconds - 1)
     faster = f"no placement can be more than {gap} faster" if gap else "no placement is faster"
-    text = f"{faster}: {LIMITS[limit.name].what} takes at least {format_seconds(limit.seconds)}"
+    text = f"{faster}: {LIMITS[bound.name].what} takes at least {format_seconds(bound.seconds)}"
     single = fastest_alone(problem)
-    if single is None or single[1] > limit.seconds * NEAR_THE_BOUND:
+    if single is None or single[1] > bound.seconds * NEAR_THE_BOUND:
         return text
     name, alone = single
-    saving = _at_most(1 - limit.seconds / alone)
+    saving = _at_most(1 - bound.seconds / alone)
     more = f"more devices can save at most {saving}" if saving else "more devices can't help"
     return f"{text}; {name} alone takes {format_seconds(alone)}: {more}"
 
 
 def _at_most(share: float) -> str:
-    """Returns a share rounded up to a tenth of a percent, '' for one that only rounding makes."""
+    """Returns a share rounded up to a tenth of a percent, '' if it is 0 apart from rounding errors."""
     return "" if (text := format_percent_rounded_up(share)) == format_percent_rounded_up(0.0) else text

@@ -1,4 +1,4 @@
-"""How a search went: the best step so far, and the average of what was tried, by evaluations and by seconds."""
+"""How a search went: the best step so far and the average of the placements tried, by evaluations and by seconds."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -20,23 +20,23 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A search as it went on; what is not known is NaN."""
+    """How a search went; what is not known is NaN."""
 
     evaluations: Ints  # [points], spent so far
     seconds: Floats  # [points], since the search began
     best: Floats  # [points], step seconds; infinite while nothing fits
-    average: Floats  # [points], step seconds of the placements since the point before that fit
+    average: Floats  # [points], step seconds of the placements that fit, since the point before
 
 
 def curve_of(history: Sequence[tuple[int, float]]) -> Curve:
-    """Returns the curve of a plan's history, which says neither seconds nor averages."""
+    """Returns the curve of a plan's history, which has neither seconds nor averages."""
     spent, best = [pair[0] for pair in history], [pair[1] for pair in history]
     unknown = np.full(len(history), np.nan)
     return Curve(np.array(spent, np.int64), unknown, np.array(best, np.float64), unknown)
 
 
 def curve_of_progress(points: Sequence[Point]) -> Curve:
-    """Returns the curve of a search that was watched."""
+    """Returns the curve of a search whose progress was watched."""
     columns = np.array(points, np.float64).reshape(-1, 3)
     unknown = np.full(len(columns), np.nan)
     return thinned(Curve(columns[:, 0].astype(np.int64), columns[:, 1], columns[:, 2], unknown), np.ones(len(columns)))
@@ -59,16 +59,16 @@ def curve_of_batches(batches: Iterable[JudgedBatch]) -> Curve:
 
 
 def thinned(curve: Curve, weights: Floats) -> Curve:
-    """Returns a curve of few points, each the end of a stretch of evaluations; averages are over a stretch, by weight."""
+    """Returns a curve with at most about MOST_POINTS points and all improvements; averages are weighted means."""
     count = len(curve.evaluations)
     if count <= MOST_POINTS:
         return curve
-    stretch = curve.evaluations * MOST_POINTS // (int(curve.evaluations[-1]) + 1)  # [points]
-    better = np.append(False, curve.best[1:] < curve.best[:-1])  # every better placement stays
-    kept = np.flatnonzero(np.append(stretch[1:] != stretch[:-1], True) | better)
-    part = np.searchsorted(kept, np.arange(count))
+    part = curve.evaluations * MOST_POINTS // (int(curve.evaluations[-1]) + 1)  # [points]
+    better = np.append(False, curve.best[1:] < curve.best[:-1])  # every improvement stays
+    kept = np.flatnonzero(np.append(part[1:] != part[:-1], True) | better)
+    owner = np.searchsorted(kept, np.arange(count))  # [points], the kept point that each counts for
     known = np.where(np.isnan(curve.average), 0.0, weights)
-    sums = np.bincount(part, known * np.nan_to_num(curve.average))
-    total = np.bincount(part, known)
+    sums = np.bincount(owner, known * np.nan_to_num(curve.average))
+    total = np.bincount(owner, known)
     average = np.where(total > 0, sums / np.where(total > 0, total, 1.0), np.nan)
     return Curve(curve.evaluations[kept], curve.seconds[kept], curve.best[kept], average)

@@ -1,4 +1,4 @@
-"""A schedule as a few lines of text: a table of the devices, and a picture of the timeline."""
+"""A schedule on a terminal: a table of the devices, and a picture of the timeline in letters."""
 
 import os
 import shutil
@@ -14,26 +14,26 @@ from placewise.simulate.schedule import Schedule
 
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"  # a column's busy share in eighths, rounded up
 
-COLOURS = (34, 33, 32)  # of the phases, as terminals number them: blue, yellow, green
+COLOURS = (34, 33, 32)  # the terminal's codes for the phases: blue, yellow, green
 
 LEAST_COLUMNS, MOST_COLUMNS = 10, 200
 
-TICK_COLUMNS = 12  # about so many from one time to the next on the axis
+TICK_COLUMNS = 12  # about this many columns between the times on the axis
 
 
 def device_table(schedule: Schedule) -> str:
-    """Returns a line for each device: its ops, how long it is busy and sends, its memory."""
+    """Returns a line for each device: its ops, how long it is busy and sends, and its memory."""
     problem, step = schedule.problem, schedule.step_seconds
     counts = np.bincount(schedule.devices, minlength=problem.num_devices).tolist()
     rows = [
         (
-            *(device.name, f"{counts[d]:,}", format_seconds(schedule.busy_seconds[d])),
+            device.name,
+            f"{counts[d]:,}",
+            format_seconds(schedule.busy_seconds[d]),
             f"{schedule.busy_seconds[d] / step:.0%}" if step else "-",
-            *(
-                format_seconds(schedule.copy_seconds[d].sum()),
-                format_bytes(schedule.peak_bytes[d]),
-                format_bytes(device.memory_bytes),
-            ),
+            format_seconds(schedule.copy_seconds[d].sum()),
+            format_bytes(schedule.peak_bytes[d]),
+            format_bytes(device.memory_bytes),
             "" if schedule.peak_bytes[d] <= device.memory_bytes else "does not fit",
         )
         for d, device in enumerate(problem.cluster.devices)
@@ -42,7 +42,7 @@ def device_table(schedule: Schedule) -> str:
 
 
 def terminal_picture(schedule: Schedule) -> str:
-    """Returns the picture as wide as the terminal, in the letters and colours that it can show."""
+    """Returns the picture in the width, letters and colours of the terminal."""
     width = shutil.get_terminal_size((100, 24)).columns
     return picture(
         schedule, width, in_blocks=_shows(BLOCKS), in_colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -50,7 +50,7 @@ def terminal_picture(schedule: Schedule) -> str:
 
 
 def picture(schedule: Schedule, width: int, *, in_blocks: bool = True, in_colour: bool = False) -> str:
-    """Returns a line for each device with its busy share over the step, and the time below; '' where nothing takes time."""
+    """Returns a line for each device with its busy share over the step, and a time axis; '' if the step takes no time."""
     if not schedule.step_seconds:
         return ""
     names = schedule.problem.cluster.device_names
@@ -69,7 +69,7 @@ def picture(schedule: Schedule, width: int, *, in_blocks: bool = True, in_colour
 
 
 def busy_shares(schedule: Schedule, device: int, columns: int) -> Floats:
-    """Returns which part of each column of time a device runs ops of each phase: [phases, columns]."""
+    """Returns the share of each column's time in which a device runs ops of each phase: [phases, columns]."""
     t, phases = schedule.timeline, schedule.problem.graph.ops.phases
     edges = np.linspace(0.0, schedule.step_seconds, columns + 1)
     shares = np.zeros((len(PHASES), columns))
@@ -85,7 +85,7 @@ def busy_shares(schedule: Schedule, device: int, columns: int) -> Floats:
 
 
 def axis(whole_seconds: float, columns: int) -> str:
-    """Returns round times, each where it is in the picture."""
+    """Returns round times, each in its column."""
     rough = whole_seconds * TICK_COLUMNS / columns
     power = 10.0 ** np.floor(np.log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -99,7 +99,7 @@ def axis(whole_seconds: float, columns: int) -> str:
 
 
 def _coloured(letters: list[str], phases: Ints) -> str:
-    """Returns the letters, each stretch in the colour of the phase that it has most of."""
+    """Returns the letters, each in the colour of its most frequent phase."""
     ends = [*(np.flatnonzero(np.diff(phases)) + 1).tolist(), len(letters)]
     starts = [0, *ends[:-1]]
     return "".join(_paint("".join(letters[a:b]), int(phases[a])) for a, b in zip(starts, ends, strict=True))
