@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from executed import cpu_cluster, one_thread_each
+from compiled_steps import cpu_cluster, one_thread_each
 from simulated import random_order, random_placements
 from torch import Tensor, empty_strided
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import refused
-from executed import cpu_cluster, plan_by_op
+from compiled_steps import cpu_cluster, plan_by_op
 
 import placewise as pw
 from placewise.cli import main

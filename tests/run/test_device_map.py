@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from executed import capture_with_mse, plan_by_op, small_training
+from compiled_steps import capture_with_mse, plan_by_op, small_training
 
 import placewise as pw
 from placewise.core.errors import ExecutionError, PlacewiseError, PlanError

@@ -3,12 +3,13 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from compiled_steps import capture_with_mse, cpu_cluster, small_training
 from eager_steps import eager_step
-from executed import capture_with_mse, cpu_cluster, small_training
 from simulated import random_placements
 from stand_in_accelerator import StandInAccelerator
 
@@ -83,3 +84,17 @@ def test_two_kinds_of_accelerators_in_one_step_are_refused(new_kind: str) -> Non
 def test_every_backend_of_the_table_is_compared_with_the_protocol() -> None:
     names = {path.partition(":")[2] for path in backends.BACKENDS.values()}
     assert names <= {type(backend).__name__ for backend in (*STREAM_BACKENDS, *THREAD_BACKENDS)}
+
+
+def test_only_the_cuda_backend_speaks_of_cuda() -> None:
+    """Elsewhere in run/ it is the name of a user's option (`cuda_graphs`, `virtual`), or of a device of a plan."""
+    folder = Path(backends.__file__).parent
+    speaking = {
+        path.relative_to(folder.parent).as_posix()
+        for path in folder.parent.rglob("*.py")
+        if "cuda" in path.read_text().lower()
+    }
+    assert speaking == {
+        "backends/__init__.py", "backends/cuda.py", "backends/cuda_graphs.py", "backends/green_contexts.py",
+        "device_map.py", "step/compiling.py",
+    }  # fmt: skip

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from compiled_steps import RandomNet, cpu_cluster
 from eager_steps import bitwise, eager_step, snapshot
-from executed import RandomNet, cpu_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import random_placements

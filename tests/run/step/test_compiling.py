@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executed import capture_with_mse, cpu_cluster, plan_by_op, small_training
+from compiled_steps import capture_with_mse, cpu_cluster, plan_by_op, small_training
 from torch import nn
 
 import placewise as pw

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_steps import Optimizer, RandomNet
 from eager_steps import OPTIMIZERS, bitwise, eager_step, snapshot
-from executed import Optimizer, RandomNet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stand_in_accelerator import InstantStreams, Tapes, placed_at_random

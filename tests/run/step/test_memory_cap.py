@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from executed import cpu_cluster
+from compiled_steps import cpu_cluster
 
 from placewise.core.errors import NothingFits
 from placewise.core.problem import Problem

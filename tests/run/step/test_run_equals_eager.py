@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from compiled_steps import RandomNet, assert_runs_like_eager
 from eager_steps import OPTIMIZERS, Mixture, token_batches
-from executed import RandomNet, assert_runs_like_eager
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_zoo import TINY_ZOO, randomized

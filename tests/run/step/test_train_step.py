@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_steps import assert_runs_like_eager, capture_with_mse, compiled, small_training
 from eager_steps import Mixture, bitwise, eager_step, snapshot, token_batches
-from executed import assert_runs_like_eager, capture_with_mse, compiled, small_training
 from torch import Tensor, nn
 
 import placewise as pw

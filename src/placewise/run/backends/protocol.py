@@ -9,8 +9,8 @@ A step runs in *lanes*, straight-line functions that codegen/lanes.py writes. A 
   streams wait for each other's events. Such a backend is a `StreamBackend`.
 
 The lanes call what `Streams` and `Graphs` prepare for them, so the rest of run/ does not know which accelerator it has. A
-new backend is one file here and one line in the table of `backends/__init__.py`. One step can have devices with threads and
-those of one StreamBackend.
+new backend is one file here and one line in `BACKENDS`. One step can have devices with threads and those of one
+StreamBackend.
 """
 
 from collections.abc import Callable, Mapping, Sequence
