@@ -32,6 +32,10 @@ def test_the_tiny_graph_knows_who_makes_and_who_reads() -> None:
     assert [column.tolist() for column in graph.edges] == [[0, 1, 0, 2], [1, 2, 2, 3], [2, 3, 2, 4]]
 
 
+def test_a_graph_prints_in_one_line() -> None:
+    assert str(tiny_graph()) == repr(tiny_graph()) == "Graph('test': 4 ops in 3 groups, 6 tensors)"
+
+
 def test_an_empty_graph_has_nothing() -> None:
     graph = graph_of([], [])
     assert (len(graph.ops), len(graph.tensors), graph.num_groups) == (0, 0, 0)

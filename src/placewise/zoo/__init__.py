@@ -1,6 +1,6 @@
-"""The models of the papers and today's, each a training step that is built by name: `build_step("nmt:layers=4,batch=64")`.
+"""Models of the papers and of today, built by name as training steps: `build_step("nmt:layers=4,batch=64")`.
 
-Nothing here imports torch until a model is asked for.
+Importing this package does not import torch; building a model does.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ __all__ = ["MODELS", "ZooModel", "build_step", "model_options", "parse_model"]
 
 @dataclass(frozen=True)
 class ZooModel:
-    """Where a model's function is, as 'module:function' in this package, and one line on what it is."""
+    """A model of the zoo: its function, as 'module:function' in this package, and a one-line summary."""
 
     location: str
     summary: str
@@ -39,9 +39,9 @@ MODELS: dict[str, ZooModel] = {
 
 
 def parse_model(text: str) -> tuple[str, dict[str, str]]:
-    """The model's name and its options as written; raises ModelError for an unknown model or a malformed option."""
+    """Returns the model's name and its options as text; a ModelError for an unknown model or a malformed option."""
     name, colon, written = text.partition(":")
-    _entry(name)
+    _model(name)
     given: dict[str, str] = {}
     for item in written.split(",") if colon else []:
         option, equals, value = (part.strip() for part in item.partition("="))
@@ -54,15 +54,15 @@ def parse_model(text: str) -> tuple[str, dict[str, str]]:
 
 
 def model_options(name: str) -> dict[str, Value]:
-    """Each option of a model with its default, in the order of the model's function; imports torch."""
+    """Returns each option of a model with its default, in the order of the function's parameters; imports torch."""
     return {option.name: option.default for option in _options(_function(name))}
 
 
 def build_step(text: str, device: str = "meta") -> "TrainingStep":
-    """The training step that `text` names, its tensors on `device`; on meta, the default, no memory is allocated.
+    """Returns the training step that `text` names, with its tensors on `device`; on meta nothing is allocated.
 
-    On a real device the parameters are initialised from torch's global generator and the batch is a placeholder
-    (zeros). Raises ModelError where an option breaks a rule.
+    On a real device the parameters are initialized from torch's global generator, and the batch is a placeholder of
+    zeros. A ModelError names an option that breaks a rule.
     """
     import torch
 
@@ -75,21 +75,21 @@ def build_step(text: str, device: str = "meta") -> "TrainingStep":
     if batch % micro_batches:
         raise violation(name, "micro_batches", f"divide the batch of {batch}", micro_batches)
     if micro_batches > 1:
-        # The model is called with micro-batches: its own rules must hold for one of them too.
+        # The model is called with micro-batches, so its rules must hold for one of them too.
         with torch.device("meta"):
             function(**values | {"batch": batch // micro_batches})
     with torch.device(device):
         return dataclasses.replace(function(**values), micro_batches=micro_batches)
 
 
-def _entry(name: str) -> ZooModel:
+def _model(name: str) -> ZooModel:
     if name not in MODELS:
         raise ModelError(f"unknown model {name!r}: {did_you_mean(name, MODELS)}")
     return MODELS[name]
 
 
 def _function(name: str) -> Callable[..., "TrainingStep"]:
-    module, _, attribute = _entry(name).location.partition(":")
+    module, _, attribute = _model(name).location.partition(":")
     function: Callable[..., TrainingStep] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     return function
 

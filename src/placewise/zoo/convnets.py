@@ -11,11 +11,11 @@ from placewise.zoo.options import Pixels, violation
 
 STAGE_BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
-EXPANSION = 4  # A bottleneck's outputs for each of its inner channels.
+EXPANSION = 4  # Output channels of a bottleneck per inner channel.
 
 
 class Bottleneck(nn.Module):
-    """A residual block of 1x1, 3x3 and 1x1 convolutions; the 3x3 one has the stride."""
+    """A residual block of 1x1, 3x3 and 1x1 convolutions, with the stride in the 3x3 one."""
 
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class ResNet(nn.Module):
 
 
 class CifarCnn(nn.Module):
-    """Two convolutions with local response normalisation, then three linear layers."""
+    """Two convolutions with local response normalization, then three linear layers."""
 
     def __init__(self, image: int) -> None:
         super().__init__()
@@ -100,12 +100,12 @@ class CifarCnn(nn.Module):
 def resnet(
     *, depth: Literal[50, 101, 152, 200] = 50, batch: int = 32, image: Pixels = 224, classes: int = 1000
 ) -> TrainingStep:
-    """ResNet (He et al., 2016), with the stride in the 3x3 convolution as torch's own models have it.
+    """ResNet (He et al., 2016), with the stride in the 3x3 convolution as in torchvision.
 
-    ResNet-200 has the blocks of He et al. 2016b, not their pre-activation. SGD as in the paper: rate 0.1, momentum 0.9,
-    weight decay 1e-4.
+    ResNet-200 has the blocks of He et al. 2016b, without their pre-activation. SGD as in the paper: learning rate 0.1,
+    momentum 0.9, weight decay 1e-4.
     """
-    # Batch normalisation needs two values in a channel, and 32 pixels shrink to one.
+    # Batch normalization needs two values per channel, and 32 pixels shrink to one.
     if batch == 1 and image < 33:
         raise violation("resnet", "image", "be at least 33 for a (micro-)batch of 1", image)
     model = ResNet(STAGE_BLOCKS[depth], classes)
@@ -119,7 +119,7 @@ def cifar_cnn(*, batch: int = 128, image: Pixels = 24) -> TrainingStep:
     """The CIFAR-10 network of the TensorFlow tutorial, which Spotlight (Gao et al., ICML 2018) places.
 
     Spotlight does not state the settings; these are the tutorial's: 24x24 crops of the 32x32 images, batch 128,
-    gradient descent of rate 0.1 without momentum, weight decay 0.004 on the two hidden linear layers.
+    gradient descent with learning rate 0.1 and no momentum, weight decay 0.004 on the two hidden linear layers.
     """
     model = CifarCnn(image)
     decayed = [model.fc1.weight, model.fc2.weight]

@@ -1,4 +1,4 @@
-"""Inception-V3 (Szegedy et al., Rethinking the Inception Architecture, 2016), layer by layer as torchvision has it."""
+"""Inception-V3 (Szegedy et al., Rethinking the Inception Architecture, 2016), layer by layer as in torchvision."""
 
 import torch
 from torch import Tensor, nn
@@ -7,15 +7,15 @@ from torch.nn import functional as F
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.zoo.options import Pixels, violation
 
-AUX_WEIGHT = 0.4  # The auxiliary loss's share in torchvision's reference training.
+AUX_WEIGHT = 0.4  # The weight of the auxiliary loss in torchvision's reference training.
 
-# By (auxiliary head, a batch of 1): the image side below which a layer's window is larger than its input or, with a
-# batch of 1, batch normalisation has a single value in a channel.
+# (auxiliary head, batch of 1) -> the smallest image: below it a layer's kernel is larger than its input or, with a batch of
+# 1, batch normalization has a single value per channel.
 SMALLEST_IMAGE = {(False, False): 75, (False, True): 107, (True, False): 299, (True, True): 347}
 
 
 class Conv(nn.Module):
-    """A convolution without bias, batch normalisation, ReLU."""
+    """A convolution without bias, batch normalization and ReLU."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Conv(nn.Module):
 
 
 class Branches(nn.Module):
-    """Modules that read the same input, their outputs joined along the channels; a fork inside a branch nests."""
+    """Modules that read the same input; their outputs are concatenated along the channels. Branches can be nested."""
 
     def __init__(self, **branches: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Branches(nn.Module):
 
 
 def inception_a(inputs: int, pooled: int) -> Branches:
-    """Figure 5 of the paper; gives 224 + pooled channels."""
+    """Returns figure 5 of the paper, with 224 + pooled output channels."""
     return Branches(
         branch1x1=Conv(inputs, 64, 1),
         branch5x5=nn.Sequential(Conv(inputs, 48, 1), Conv(48, 64, 5, padding=2)),
@@ -56,7 +56,7 @@ def inception_a(inputs: int, pooled: int) -> Branches:
 
 
 def inception_b(inputs: int) -> Branches:
-    """Figure 10, which halves the sides of 35x35; gives 480 + inputs channels."""
+    """Returns figure 10, which reduces 35x35 to 17x17, with 480 + inputs output channels."""
     return Branches(
         branch3x3=Conv(inputs, 384, 3, stride=2),
         branch3x3dbl=nn.Sequential(Conv(inputs, 64, 1), Conv(64, 96, 3, padding=1), Conv(96, 96, 3, stride=2)),
@@ -65,7 +65,7 @@ def inception_b(inputs: int) -> Branches:
 
 
 def inception_c(inputs: int, inner: int) -> Branches:
-    """Figure 6 with n = 7; gives 768 channels."""
+    """Returns figure 6 with n = 7 and 768 output channels."""
     return Branches(
         branch1x1=Conv(inputs, 192, 1),
         branch7x7=nn.Sequential(
@@ -85,7 +85,7 @@ def inception_c(inputs: int, inner: int) -> Branches:
 
 
 def inception_d(inputs: int) -> Branches:
-    """The reduction of 17x17 to 8x8; gives 512 + inputs channels."""
+    """Returns the reduction of 17x17 to 8x8, with 512 + inputs output channels."""
     return Branches(
         branch3x3=nn.Sequential(Conv(inputs, 192, 1), Conv(192, 320, 3, stride=2)),
         branch7x7x3=nn.Sequential(
@@ -99,7 +99,7 @@ def inception_d(inputs: int) -> Branches:
 
 
 def inception_e(inputs: int) -> Branches:
-    """Figure 7, whose 3x3 convolutions end in a fork of 1x3 and 3x1; gives 2048 channels."""
+    """Returns figure 7, whose 3x3 convolutions end in branches of 1x3 and 3x1, with 2048 output channels."""
 
     def fork() -> Branches:
         return Branches(a=Conv(384, 384, (1, 3), padding=(0, 1)), b=Conv(384, 384, (3, 1), padding=(1, 0)))
@@ -113,7 +113,7 @@ def inception_e(inputs: int) -> Branches:
 
 
 class AuxiliaryHead(nn.Module):
-    """The classifier on the last 17x17 features, whose loss reaches the lower layers sooner."""
+    """A classifier on the last 17x17 features, whose loss has a shorter path to the lower layers."""
 
     def __init__(self, inputs: int, num_classes: int) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class AuxiliaryHead(nn.Module):
 
 
 class InceptionV3(nn.Module):
-    """The classification network; with the auxiliary head it returns (logits, auxiliary logits) while it trains."""
+    """The classification network; in training, with the auxiliary head, it returns (logits, auxiliary logits)."""
 
     def __init__(self, num_classes: int, auxiliary: bool) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class InceptionV3(nn.Module):
 
 
 def classification_loss(output: Tensor | tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
-    """Cross entropy of the logits, plus 0.4 of the auxiliary head's where there is one."""
+    """Returns the cross entropy of the logits, plus 0.4 of the auxiliary head's if there is one."""
     if isinstance(output, Tensor):
         return F.cross_entropy(output, labels)
     logits, auxiliary = output
@@ -169,9 +169,9 @@ def classification_loss(output: Tensor | tuple[Tensor, Tensor], labels: Tensor) 
 
 
 def inception_v3(*, batch: int = 32, image: Pixels = 299, classes: int = 1000, aux: bool = True) -> TrainingStep:
-    """Inception-V3 at ColocRL's size (299x299, batch 32) with RMSprop, whose settings are the Inception paper's.
+    """Inception-V3 with ColocRL's sizes (299x299, batch 32), and RMSprop as in the Inception paper.
 
-    Those are: rate 0.045, decay 0.9, epsilon 1, no momentum.
+    Learning rate 0.045, decay 0.9, epsilon 1, no momentum.
     """
     smallest = SMALLEST_IMAGE[aux, batch == 1]
     if image < smallest:

@@ -1,4 +1,4 @@
-"""A model's options: read from its function's signature, and checked before it is called."""
+"""The options of a model: parameters of its function, parsed from text and checked before the call."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,7 @@ Value = int | float | str | bool
 
 @dataclass(frozen=True)
 class Range:
-    """The values from `low` to `high`, both allowed."""
+    """The values from `low` to `high`, both included."""
 
     low: float
     high: float
@@ -24,25 +24,25 @@ class Range:
         return f"from {self.low:.12g} to {self.high:.12g}"
 
 
-COUNT = Range(1, 1_000_000)  # What an int may be where its annotation does not say otherwise.
+COUNT = Range(1, 1_000_000)  # The range of an int without an annotated one.
 
 Pixels = Annotated[int, Range(1, 10_000)]
 
 Probability = Annotated[float, Range(0, 1)]
 
-Override = Annotated[int, Range(0, 1_000_000)]  # 0: the value that the model's size has.
+Override = Annotated[int, Range(0, 1_000_000)]  # 0: the value of the model's size.
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its annotation is int, float, str, bool, a Literal of choices, or Annotated with a Range."""
+    """An option; its annotation is int, float, str, bool, a Literal of choices, or Annotated with a Range."""
 
     name: str
     annotation: Any
     default: Value
 
     def read(self, model: str, text: str) -> Value:
-        """The value that `text` stands for; raises ModelError where it breaks the option's rule."""
+        """Returns the value of `text`; a ModelError if it breaks the option's rule."""
         if get_origin(self.annotation) is Literal:
             choices: dict[str, Value] = {str(choice): choice for choice in get_args(self.annotation)}
             if text not in choices:
@@ -55,20 +55,20 @@ class Option:
             raise violation(model, self.name, f"be {TYPE_NAMES[kind]}", text) from None
         limits = limits or ([COUNT] if kind is int else [])
         for limit in limits:
-            # Written so that nan, which compares false with everything, is refused.
+            # Written so that nan, for which every comparison is false, is refused.
             if not limit.low <= value <= limit.high:
                 raise violation(model, self.name, f"be {limit}", text)
         return value
 
 
 def signature_options(function: Callable[..., object]) -> list[Option]:
-    """The options of a model's function: its parameters, which all have annotations and defaults."""
+    """Returns the options of a model's function: its parameters, which all have annotations and defaults."""
     hints = get_type_hints(function, include_extras=True)
     return [Option(p.name, hints[p.name], p.default) for p in inspect.signature(function).parameters.values()]
 
 
 def read_options(model: str, options: Iterable[Option], given: Mapping[str, str]) -> dict[str, Any]:
-    """Every option's value, from the text given for it or its default; raises ModelError naming what is wrong."""
+    """Returns the value of every option, from its given text or its default; a ModelError names what is wrong."""
     known = {option.name: option for option in options}
     for name in given:
         if name not in known:
@@ -77,7 +77,7 @@ def read_options(model: str, options: Iterable[Option], given: Mapping[str, str]
 
 
 def violation(model: str, option: str, rule: str, got: object) -> ModelError:
-    """The error for an option that breaks a rule; `rule` goes on from 'must', as in 'be one of 50, 101'."""
+    """Returns the error for an option that breaks a rule; `rule` continues 'must', as in 'be one of 50, 101'."""
     shown = got if str(got).isprintable() and str(got).strip() else repr(got)
     return ModelError(f"model {model!r}: option {option!r} must {rule}, got {shown}")
 

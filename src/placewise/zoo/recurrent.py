@@ -1,4 +1,4 @@
-"""Recurrent networks, unrolled: every step of every layer has its own ops, so that each can be placed by itself."""
+"""Recurrent networks, unrolled: every step of every layer has its own ops, so each can be placed separately."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ State = tuple[Tensor, Tensor]  # Hidden and cell state of one layer, both [batch
 
 
 def lstm_layers(num_layers: int, hidden: int) -> nn.ModuleList:
-    """Stacked LSTM cells, each as wide as its input."""
+    """Returns stacked LSTM cells with inputs and outputs of the same width."""
     return nn.ModuleList(nn.LSTMCell(hidden, hidden) for _ in range(num_layers))
 
 
 def advance(layers: nn.ModuleList, x: Tensor, states: Sequence[State | None]) -> list[State]:
-    """Each layer's state after one step with the input x [batch, hidden]; a state of None stands for zeros."""
+    """Returns each layer's state after one step with the input x [batch, hidden]; a state of None means zeros."""
     new_states: list[State] = []
     for layer, state in zip(layers, states, strict=True):
         new_state: State = layer(x, state)
@@ -27,7 +27,7 @@ def advance(layers: nn.ModuleList, x: Tensor, states: Sequence[State | None]) ->
 
 
 def sequence_loss(logits: list[Tensor], labels: Tensor) -> Tensor:
-    """The mean over the steps of their cross entropies; logits [batch, vocab] for each step, labels [batch, steps]."""
+    """Returns the mean cross entropy over the steps; logits [batch, vocab] for each step, labels [batch, steps]."""
     losses = [F.cross_entropy(step, target) for step, target in zip(logits, labels.unbind(1), strict=True)]
     return torch.stack(losses).mean()
 
@@ -42,7 +42,7 @@ class Rnnlm(nn.Module):
         self.projection = nn.Linear(hidden, vocab)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:  # [batch, steps] -> steps x [batch, vocab]
-        # One look-up for all steps: one per step would make a dense gradient of the whole table at each.
+        # One lookup for all steps: one per step would make a dense gradient of the whole embedding for each.
         embedded = self.embedding(tokens)  # [batch, steps, hidden]
         states: Sequence[State | None] = [None] * len(self.layers)
         logits: list[Tensor] = []
@@ -54,7 +54,7 @@ class Rnnlm(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """The embedding and the cells of an encoder or a decoder, under one name each."""
+    """The embedding and the cells of an encoder or a decoder."""
 
     def __init__(self, num_layers: int, hidden: int, vocab: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         self.join = nn.Linear(2 * hidden, hidden, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor, memory: Tensor) -> Tensor:
-        """The attentional state [batch, hidden]; query [batch, hidden], keys and memory [batch, length, hidden]."""
+        """Returns the attentional state [batch, hidden]; query [batch, hidden], keys and memory [batch, length, hidden]."""
         mixed = torch.tanh(keys + self.query(query).unsqueeze(1))  # [batch, length, hidden]
         weights = torch.softmax(self.score(mixed), 1)  # [batch, length, 1]
         context = torch.bmm(weights.transpose(1, 2), memory).squeeze(1)  # [batch, hidden]
@@ -112,9 +112,9 @@ class Nmt(nn.Module):
 
 
 def rnnlm(*, layers: int = 2, hidden: int = 2048, steps: int = 40, batch: int = 64, vocab: int = 10000) -> TrainingStep:
-    """The language model of ColocRL and HDP (Post has 4 layers), after Zaremba et al. (2014) without its dropout.
+    """The language model of ColocRL and HDP (Post uses 4 layers), after Zaremba et al. (2014) without dropout.
 
-    The vocabulary, which the papers do not state, is the Penn Treebank's. Adam at its default rate of 0.001.
+    The papers do not state the vocabulary; ours is the Penn Treebank's. Adam with its default learning rate of 0.001.
     """
     model = Rnnlm(layers, hidden, vocab)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
@@ -123,12 +123,12 @@ def rnnlm(*, layers: int = 2, hidden: int = 2048, steps: int = 40, batch: int = 
 
 
 def nmt(*, layers: int = 2, hidden: int = 1024, length: int = 40, batch: int = 64, vocab: int = 32000) -> TrainingStep:
-    """The translation model of ColocRL and, with 4 and 8 layers, of HDP and Post; `layers` in each of the two halves.
+    """The translation model of ColocRL and, with 4 and 8 layers, of HDP and Post; `layers` in each half.
 
-    All layers run forward, without residual connections; each decoder layer starts from its encoder layer's last state.
-    Source and target have a table each. The attention reads the top of the decoder and feeds nothing back, so that the
-    papers' expert (a layer for each GPU, attention and softmax with the last) can overlap the steps. The vocabulary is
-    our choice, for the papers do not state it. Adam at its default rate of 0.001.
+    All layers are unidirectional, without residual connections; each decoder layer starts from its encoder layer's last
+    state. Source and target have their own embeddings. The attention reads the top of the decoder and feeds nothing back,
+    so the papers' expert placement (a layer per GPU, attention and softmax with the last) can overlap the steps. The
+    papers do not state the vocabulary; this one is our choice. Adam with its default learning rate of 0.001.
     """
     model = Nmt(layers, hidden, vocab)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)

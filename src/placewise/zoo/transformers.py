@@ -1,4 +1,4 @@
-"""Transformers: GPT-2 and BERT, their attention in plain products that mean the same ops on every device."""
+"""Transformers: GPT-2 and BERT, with attention as plain matrix products, which are the same ops on every device."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ IGNORED = -100  # The label of a token that is not predicted.
 
 @dataclass(frozen=True)
 class Size:
-    """How deep and wide a transformer is."""
+    """The depth and width of a transformer."""
 
     num_layers: int
     hidden: int
@@ -36,7 +36,7 @@ BERT_SIZES = {"base": Size(12, 768, 12), "large": Size(24, 1024, 16)}
 
 
 def override(model: str, size: Size, layers: int, hidden: int, heads: int) -> Size:
-    """The size with the overrides that are not 0; raises ModelError where the heads do not divide the hidden width."""
+    """Returns the size with the overrides that are not 0; a ModelError if the heads do not divide the hidden width."""
     chosen = Size(layers or size.num_layers, hidden or size.hidden, heads or size.num_heads)
     if chosen.hidden % chosen.num_heads:
         raise violation(model, "hidden", f"be a multiple of the {chosen.num_heads} heads", chosen.hidden)
@@ -44,14 +44,14 @@ def override(model: str, size: Size, layers: int, hidden: int, heads: int) -> Si
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, masked: Tensor, num_heads: int, drop: nn.Dropout) -> Tensor:
-    """Scaled dot-product attention in heads (Vaswani et al., 2017, Eq. 1), all [batch, length, hidden].
+    """Returns multi-head scaled dot-product attention (Vaswani et al., 2017, Eq. 1), all [batch, length, hidden].
 
-    `masked` [..., length, length] is true where a token (row) must not see another (column).
+    `masked` [..., length, length] is True where a token (row) must not attend to another (column).
     """
     split = (*query.shape[:2], num_heads, query.shape[2] // num_heads)
     q, k, v = (x.view(split).transpose(1, 2) for x in (query, key, value))  # [batch, heads, length, hidden / heads]
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])  # [batch, heads, length, length]
-    # Not -inf: a row that sees nothing, as all padding is, would become nan.
+    # Not -inf: a row that attends to nothing (all padding) would become nan.
     scores = scores.masked_fill(masked, torch.finfo(scores.dtype).min)
     weights: Tensor = drop(torch.softmax(scores, 3))  # [batch, heads, length, length]
     return (weights @ v).transpose(1, 2).flatten(2)  # [batch, length, hidden]
@@ -73,7 +73,7 @@ class GptBlock(nn.Module):
         self.expand = nn.Linear(hidden, 4 * hidden)
         self.contract = nn.Linear(4 * hidden, hidden)
         self.drop = nn.Dropout(dropout)
-        # Every block has its own mask: a shared one would be copied to each device in every step.
+        # Every block has its own mask; a shared one would be copied to each device in every step.
         future = torch.ones(length, length, dtype=torch.bool).triu(1)  # [length, length]
         self.register_buffer("future", future, persistent=False)
 
@@ -101,7 +101,7 @@ class Gpt(nn.Module):
         self.head.weight = self.embedding.weight
         initialize(self)
         for name, weight in self.named_parameters():
-            if name.endswith(("out.weight", "contract.weight")):  # Ends of residual branches: GPT-2, section 2.3.
+            if name.endswith(("out.weight", "contract.weight")):  # Ends of residual branches (GPT-2, section 2.3).
                 nn.init.normal_(weight, std=0.02 / math.sqrt(2 * size.num_layers))
 
     def forward(self, tokens: Tensor) -> Tensor:  # [batch, length] -> [batch, length, vocab]
@@ -159,7 +159,7 @@ class Bert(nn.Module):
         initialize(self)
 
     def forward(self, tokens: Tensor, segments: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Token logits [batch, length, vocab] and sentence logits [batch, 2]; the inputs are [batch, length]."""
+        """Returns token logits [batch, length, vocab] and sentence logits [batch, 2]; the inputs are [batch, length]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)  # [length]
         embedded = self.embedding(tokens) + self.position(positions) + self.segment(segments)
         x = self.drop(self.norm(embedded))  # [batch, length, hidden]
@@ -172,7 +172,7 @@ class Bert(nn.Module):
 
 
 def initialize(model: nn.Module) -> None:
-    """Draws all weights with a deviation of 0.02 and clears the biases, as GPT-2 and BERT both do."""
+    """Draws all weights with a standard deviation of 0.02 and zeros the biases, as GPT-2 and BERT do."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
@@ -181,17 +181,17 @@ def initialize(model: nn.Module) -> None:
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy of logits [batch, length, vocab] and labels [batch, length] over those that are not -100."""
+    """Returns the mean cross entropy of logits [batch, length, vocab] and labels [batch, length] that are not -100."""
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
 
 def pretraining_loss(logits: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
-    """BERT's loss: masked tokens plus next sentence; the labels are [batch, length] and [batch]."""
+    """Returns BERT's loss, masked tokens plus next sentence; the labels are [batch, length] and [batch]."""
     return token_loss(logits[0], labels[0]) + F.cross_entropy(logits[1], labels[1])
 
 
 def adamw(model: nn.Module, lr: float) -> torch.optim.AdamW:
-    """AdamW with a decay of 0.01 on weight matrices and tables, none on biases and norms."""
+    """Returns AdamW with weight decay 0.01 on weight matrices and embeddings, and none on biases and norms."""
     parameters = list(model.parameters())
     decayed = [p for p in parameters if p.ndim > 1]
     others = [p for p in parameters if p.ndim <= 1]
@@ -210,10 +210,10 @@ def gpt(
     heads: Override = 0,
     dropout: Probability = 0.1,
 ) -> TrainingStep:
-    """GPT-2 (Radford et al., 2019); layers, hidden and heads, where not 0, go before the size's.
+    """GPT-2 (Radford et al., 2019); layers, hidden and heads override the size's unless they are 0.
 
-    The table of positions is as long as the sequence. GPT-2's training settings are not published: dropout 0.1, rate
-    2.5e-4 and decay 0.01 are those of GPT (Radford et al., 2018).
+    There are as many position embeddings as `length`. GPT-2's training settings are not published: dropout 0.1, learning
+    rate 2.5e-4 and weight decay 0.01 are those of GPT (Radford et al., 2018).
     """
     model = Gpt(override("gpt", GPT_SIZES[size], layers, hidden, heads), length, vocab, dropout)
     tokens, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))  # [batch, length]
@@ -231,14 +231,14 @@ def bert(
     heads: Override = 0,
     dropout: Probability = 0.1,
 ) -> TrainingStep:
-    """BERT's pre-training (Devlin et al., 2019); layers, hidden and heads, where not 0, go before the size's.
+    """BERT's pre-training (Devlin et al., 2019); layers, hidden and heads override the size's unless they are 0.
 
-    Sequences of 128, on which BERT makes 90% of its steps; rate 1e-4 and decay 0.01 as in the paper. The token head
-    reads every position, and the labels of all but every seventh, about the paper's 15%, are ignored.
+    Sequences of 128 tokens, as in 90% of BERT's steps; learning rate 1e-4 and weight decay 0.01 as in the paper. The token
+    head reads every position; only every seventh label counts (the paper has 15%), the others are ignored.
     """
     model = Bert(override("bert", BERT_SIZES[size], layers, hidden, heads), vocab, dropout)
     tokens, segments = (torch.zeros(batch, length, dtype=torch.long) for _ in range(2))  # [batch, length]
-    mask = torch.ones(batch, length, dtype=torch.bool)  # [batch, length], true where there is a token
+    mask = torch.ones(batch, length, dtype=torch.bool)  # [batch, length], True where there is a token
     token_labels = torch.full((batch, length), IGNORED)  # [batch, length]
     token_labels[:, ::7] = 0
     sentence_labels = torch.zeros(batch, dtype=torch.long)  # [batch]
