@@ -51,7 +51,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Dying:
-    """Makes evaluators that, given a batch with device 9, tell a pipe their process id and wait to be killed.
+    """Makes evaluators that, given a batch with device 9, write their process id to a pipe and wait to be killed.
 
     They do so `times` times in all, counted by files in a folder, and then answer.
     """
@@ -106,7 +106,7 @@ def kill(pid: int) -> None:
 
 
 def killer(folder: Path, end: Callable[[int], None] = kill) -> threading.Thread:
-    """Returns a thread that ends each process that tells its id to the pipe in the folder."""
+    """Returns a thread that ends each process whose id is written to the pipe in the folder."""
     os.mkfifo(folder / "pipe")
 
     def run() -> None:

@@ -21,7 +21,7 @@ class Ending:
     """Makes evaluators: a placement takes 1 s, and 1 s more for each group on device 1, unless `ends` has another end.
 
     `ends` is by the number of groups on device 1. Every placement that is run adds a line to the file. One that hangs
-    says so to the pipe.
+    says so in the pipe.
     """
 
     file: Path
@@ -78,7 +78,7 @@ def three_steps(
 class ScriptedClock:
     """A clock for which a run takes these seconds; it notes how many runs it timed at a time."""
 
-    run_seconds: list[float]  # of each repetition, the last one for all that follow
+    run_seconds: list[float]  # in each repetition; the last one in all that follow
     launch_seconds: float = 0.0
     max_runs: int = 1000
     timed: list[int] = field(default_factory=list)

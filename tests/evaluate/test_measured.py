@@ -76,7 +76,7 @@ class HangTimer:
 
 
 def end_hangs(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Makes a pipe, and lets the deadline of a measurement pass when a placement says to it that it hangs."""
+    """Makes a pipe; when a placement writes to it that it hangs, the deadline of its measurement passes."""
     os.mkfifo(pipe)
     monkeypatch.setattr("placewise.evaluate.measured.Timer", HangTimer)
 
@@ -176,7 +176,7 @@ def request(strategy: str, evaluations: int, **settings: str) -> Request:
 
 @pytest.mark.parametrize("strategy", ["random", "heft", "hill-climb", "post", "auto"])
 def test_strategies_learn_from_measurements(strategy: str, tmp_path: Path, failures: list[str]) -> None:
-    """The machine measures what no simulator says: one group on device 1 crashes, none is the best."""
+    """The machine differs from the simulator: one group on device 1 crashes, none there is the best."""
     planner, make = Planner(tiny_problem(), request(strategy, 6)), Ending(tmp_path / "ran", {1: "crash"})
     with measured(make, failures) as evaluate:
         plan = planner.plan(planner.search(evaluator=Cached(evaluate)))

@@ -259,4 +259,4 @@ def test_no_process_is_left_behind(tmp_path: Path, ending: signal.Signals) -> No
         assert out == "[0.0, 0.0]\n"
         assert err.count("Traceback") == 1
         assert err.rstrip().endswith("KeyboardInterrupt")
-    # that communicate() has returned says that the workers are gone: they hold the script's standard error too
+    # communicate() returns only when the workers have ended, because they hold the script's standard error too

@@ -1,4 +1,4 @@
-"""Evaluating on Ray changes no result: on two nodes, with a worker killed and with a node gone in the middle."""
+"""Evaluating on Ray changes no result: on two nodes, with a worker killed and with a node lost in the middle."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ PATHS = os.pathsep.join(map(str, (HERE, HERE.parent, Path(placewise.__file__).pa
 
 @dataclass(frozen=True)
 class LosingItsNode:
-    """Makes evaluators that, on a node, tell a pipe that they are there and wait until the node is gone."""
+    """Makes evaluators that, on one node, write to a pipe that they have started and wait until the node is lost."""
 
     node_id: str
     pipe: Path
@@ -152,14 +152,14 @@ def test_a_lost_node(cluster: Any, tmp_path: Path) -> None:
     thread.start()
     placements = np.arange(24).reshape(24, 1)
     with RayPool(LosingItsNode(node.node_id, pipe), 6, cluster.address) as pool:
-        while thread.is_alive():  # until a worker of that node has started and has a part, and the node is gone
+        while thread.is_alive():  # until a worker of that node has started and has a part, and the node is lost
             assert_same(pool(placements), Sums()(placements))
         assert_same(pool(placements), Sums()(placements))
 
 
 @needs_ray
 def test_a_cluster_of_its_own(tmp_path: Path) -> None:
-    """In a fresh process: a cluster is started, used, and gone."""
+    """In a fresh process, a cluster is started, used and shut down."""
     step, rng = random_step(seed=5, num_ops=40, num_devices=3, memory=120, grouping="colocated")
     code = """
 import ray
@@ -199,7 +199,7 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class TellingItsMachine:
-    """Makes evaluators that say in a folder which node they are on, and wait until two have said so."""
+    """Makes evaluators that write to a folder which node they are on, and wait until two have."""
 
     folder: Path
 

@@ -19,7 +19,7 @@ def shared(*factors: float) -> Profile:
 
 
 def test_ops_side_by_side_slow_each_other_down() -> None:
-    """Two ops of 2 s that nothing joins, one on each device: each takes twice as long beside the other."""
+    """Two independent ops of 2 s, one on each device: each takes twice as long while the other runs."""
     graph = wired([], 2, seconds=[{"cpu": 2.0}, {"cpu": 2.0}])
     problem = Problem.of(graph, two_cpus())
     together, alone = np.array([0, 1]), np.array([0, 0])
@@ -29,14 +29,14 @@ def test_ops_side_by_side_slow_each_other_down() -> None:
 
 
 def test_only_the_time_side_by_side_counts() -> None:
-    """An op of 3 s beside one of 1 s: it has company for a third of its time, the other one for all of it."""
+    """An op of 3 s and one of 1 s start together: the neighbour is busy for a third of the one, and for all of the other."""
     problem = Problem.of(wired([], 2, seconds=[{"cpu": 3.0}, {"cpu": 1.0}]), two_cpus())
     schedule = Simulator(problem).schedule(np.array([0, 1]))
     np.testing.assert_allclose(np.sum(busy_neighbours(schedule, shared(1.0, 2.0)), axis=0), [1 / 3, 1.0])
 
 
 def test_copies_between_busy_devices_take_longer() -> None:
-    """cpu:0 makes a tensor and works on while it is copied to cpu:1, which waits for it: one of the two is busy."""
+    """cpu:0 makes a tensor and goes on with other work while it is copied to cpu:1, which waits: one of the two is busy."""
     graph = wired([(0, 1)], 3, seconds=[{"cpu": 1.0}, {"cpu": 1.0}, {"cpu": 30.0}])
     cluster = two_cpus()
     links = tuple(replace(link, bytes_per_second=0.5, latency_seconds=0.0) for link in cluster.links)

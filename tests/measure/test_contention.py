@@ -11,9 +11,9 @@ DEVICES = [RealDevice(f"cpu:{i}", "cpu", "cpu") for i in range(4)]
 
 
 class Machine:
-    """A machine on which some work takes as long as the script has it, by how many other devices are busy.
+    """A machine on which some work takes these seconds, by how many other devices are busy.
 
-    The second list is for the second time that the device is timed alone.
+    When it is timed alone for the second time, it takes `alone_again`.
     """
 
     def __init__(self, seconds: list[float], alone_again: float) -> None:

@@ -101,7 +101,7 @@ def test_copies_to_and_from_the_host(cuda: StandIn) -> None:
 def test_slices_share_copies_and_a_cache(cuda: StandIn) -> None:
     found = measure_contention(SLICES)["gpu"]
     lengths = [len(factors) for factors in (found.compute, found.memory, found.copies, found.cached)]
-    assert lengths == [3, 3, 4, 3], "copies are timed beside products on all three slices"
+    assert lengths == [3, 3, 4, 3], "copies are timed while up to three slices are busy"
     assert found.cache_bytes == 50_000_000
 
 

@@ -8,16 +8,15 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Any, Protocol, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ExecutionError, InputError, PlacewiseError, WorkerDied, one_line
 from placewise.core.problem import Problem
@@ -33,7 +32,11 @@ NOT_RUN = np.inf  # step seconds of a placement without a measurement
 
 FAILED_COST = 2.0  # times the simulator's failing seconds: as if it overflowed by the memory of all devices
 
+DEVICE_LOST = ("CUDA error",)  # in the message of an error that ends a device's context
+
 Judged = tuple[float, float, int]  # cost, step seconds, overflow bytes
+
+RunSteps = Callable[..., tuple[Floats, Mapping[str, int]]]  # `run_steps` of placewise.measure.steps
 
 
 @dataclass(frozen=True)
@@ -185,23 +188,6 @@ class _Deadline:
 # --- in the worker ---
 
 
-class RunSteps(Protocol):
-    """Runs a placement for real."""
-
-    def __call__(
-        self,
-        captured: "CapturedStep",
-        cluster: Cluster,
-        placement: Sequence[str],
-        order: Ints,
-        warm_up: int,
-        steps: int,
-        virtual: Mapping[str, int],
-    ) -> tuple[Floats, Mapping[str, int]]:
-        """Returns the seconds of each step after the warm-up [steps], and the peak bytes by device."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Runner:
     """Runs placements: an Evaluator. One that needs more memory than there is has an overflow, and no time."""
@@ -230,7 +216,7 @@ class Runner:
         except PlacewiseError:
             raise
         except Exception as problem:
-            if "CUDA error" in str(problem):  # the GPU's context is lost, and only a new process gets another
+            if any(words in str(problem) for words in DEVICE_LOST):  # only a new process can use it again
                 print(f"placewise: {problem}", file=sys.stderr)
                 os._exit(1)
             if not is_out_of_memory(problem):
@@ -273,6 +259,6 @@ def _give_memory_back() -> None:
     import torch
 
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+        torch.accelerator.empty_cache()

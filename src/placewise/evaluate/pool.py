@@ -100,7 +100,7 @@ class Pool(ABC, Generic[Handle]):
 
     @abstractmethod
     def _send(self, worker: Handle, part: Part | None) -> None:
-        """Sends a worker a part to evaluate, or None to ask whether it has started; if it is dead, `_receive` says so."""
+        """Sends a worker a part, or None to ask whether it has started; `_receive` returns its answer, or its death."""
 
     @abstractmethod
     def _receive(self, workers: Sequence[Handle], seconds: float | None) -> list[tuple[Handle, Answer | Death]]:

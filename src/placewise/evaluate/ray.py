@@ -124,7 +124,7 @@ class RayPool(Pool[Actor]):
             return Death(str(error).strip().partition("\n")[0])
 
     def _find_death(self, worker: Actor) -> Death | None:
-        return None  # Ray tells that an actor has died by the answer that it owes
+        return None  # only the answer that an actor owes shows that it has died
 
     def _stop(self, worker: Actor) -> None:
         if self._ray.is_initialized():

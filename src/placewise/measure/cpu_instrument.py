@@ -71,7 +71,7 @@ class CpuInstrument:
 
     @contextmanager
     def open_runs(self, device: RealDevice, run: Callable[[], object], times: int) -> Iterator[Repeat]:
-        """Gives what runs this that many times on a thread with the device's cores."""
+        """Gives a function that runs this that many times on a thread with the device's cores."""
         clock = CpuClock()
         with own_thread(device) as thread:
             yield lambda: thread.submit(clock.seconds, run, times).result()

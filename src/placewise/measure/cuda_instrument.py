@@ -97,7 +97,7 @@ class CudaInstrument:
 
     @contextmanager
     def open_runs(self, device: RealDevice, run: Callable[[], object], times: int) -> Iterator[Repeat]:
-        """Gives what runs this that many times on the device's stream, and waits for the end."""
+        """Gives a function that runs this that many times on the device's stream, and waits for the end."""
         stream = stream_of(device)
         torch.cuda.synchronize(device.torch_device)  # the operands are there
 

@@ -68,7 +68,7 @@ class Instrument(Protocol):
         ...
 
     def open_runs(self, device: RealDevice, run: Callable[[], object], times: int) -> AbstractContextManager[Repeat]:
-        """Gives what runs this that many times where the device's ops run, after all that was launched before."""
+        """Gives a function that runs this that many times where the device's ops run; its operands must be on the device."""
         ...
 
     def shared_parts(self, device: RealDevice) -> SharedParts | None:
@@ -89,5 +89,5 @@ def _load(kind: str) -> Instrument:
 
 
 def speed_key(device: RealDevice) -> tuple[str, int, int]:
-    """Returns a key that equally fast devices share: slices of a GPU, and equal shares of cores; one of them is measured."""
+    """Returns a key that is the same for equally fast devices: slices of a GPU, equal shares of the cores."""
     return device.torch_device, device.slice[1] if device.slice else 1, device.threads

@@ -1,4 +1,4 @@
-"""The ops of a captured step, each ready to be run alone: its call, its signature and inputs for it.
+"""The ops of a captured step, each with what it needs to run alone: its call, its signature and random inputs.
 
 An op's time depends on its signature: the function, the shapes, strides and types of its tensors, and its plain arguments.
 A graph does not have these, so they come from running the recorded program once on the meta device.
