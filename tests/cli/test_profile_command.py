@@ -122,7 +122,7 @@ def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixt
     devices = tuple(ProfiledDevice(name, "cpu", "", "cpu:0", 2) for name in ("cpu:0", "cpu:1"))
     write_profile(Profile(devices, {}), "p.json")
     Plan(("cpu:0",)).save("plan.json")
-    rule = "MODEL must be a zoo name with options (nmt:layers=4), or package.module:function"
+    models = "a zoo model with options (nmt:layers=4), package.module:function or path/to/file.py:function"
     for file, what in (("p.json", "a profile"), ("plan.json", "a plan")):
         for command in (
             ["profile", "-o", "x.json"],
@@ -130,7 +130,10 @@ def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixt
             ["bound", *profile],
             ["place", "--measure"],
         ):
-            assert refused([command[0], file, *where, *command[1:]], capsys) == f"placewise: {file}: is {what}, {rule}\n"
+            assert (
+                refused([command[0], file, *where, *command[1:]], capsys)
+                == f"placewise: {file}: is {what}, but MODEL must be {models}\n"
+            )
     write_graph(pw.capture(*mlp_step()).graph, "g.json")
     assert "g.json: is a graph file" in refused(["profile", "g.json", *where, "-o", "x.json"], capsys)
 
