@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from placewise.measure.cpu_instrument import own_thread
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads, Signal
 from placewise.run.devices import RealDevice
 
@@ -70,18 +69,6 @@ def test_the_thread_that_makes_lane_threads_keeps_its_number_of_threads() -> Non
         return torch.get_num_threads()
 
     assert in_a_new_thread(make) == torch.get_num_threads()
-
-
-def test_threads_that_measure_have_their_own_numbers_too() -> None:
-    usual = torch.get_num_threads()
-    with (
-        own_thread(RealDevice("a", "cpu", "cpu", threads=3)) as one,
-        own_thread(RealDevice("b", "cpu", "cpu", threads=5)) as other,
-    ):
-        for thread in (one, other):
-            thread.submit(int).result()
-        assert [thread.submit(torch.get_num_threads).result() for thread in (one, other)] == [3, 5]
-    assert torch.get_num_threads() == in_a_new_thread(torch.get_num_threads) == usual
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores can't be chosen here")

@@ -1,6 +1,7 @@
 """CPU devices: each is a thread with cores of its own, which runs the device's lane.
 
 Threads hand over to each other by signals. When one lane fails, all others end at the next signal that they wait for.
+LaneThreads, Signal and Cancellation serve every lane, also the host's: they are the same for all backends.
 """
 
 import contextlib

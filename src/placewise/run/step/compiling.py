@@ -57,7 +57,10 @@ def compile_placement(
     devices: tuple[RealDevice, ...],
     cuda_graphs: bool = False,
 ) -> TrainStep:
-    """Returns the step in a placement [groups], launched in an order [ops] or in program order."""
+    """Returns the step in a placement [groups], launched in an order [ops] or in program order.
+
+    `cuda_graphs` replays graphs on any backend that can record them; without one all steps are plain.
+    """
     instructions = lower(problem, placement, order)
     placed = PlacedStep(Slots.of(step), instructions, tensor_devices(problem, placement), devices)
     backend = _stream_backend(devices)
