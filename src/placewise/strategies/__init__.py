@@ -1,4 +1,4 @@
-"""Strategies propose placements: one file for a family, and the one table that names them all."""
+"""Strategies propose placements: a file or a folder for each family, and the one dict of all of them, STRATEGIES."""
 
 import dataclasses
 import importlib
@@ -16,7 +16,7 @@ __all__ = ["FAMILIES", "STRATEGIES", "Listing", "make", "names_of", "parameters"
 
 @dataclass(frozen=True)
 class Listing:
-    """Where a strategy is, as 'module:Class' in this package, its family, and one line on what it does."""
+    """Where a strategy is ('module:Class' in this package), its family, and what it does in one line."""
 
     location: str
     family: str
@@ -26,69 +26,85 @@ class Listing:
 FAMILIES = ("own", "classical", "exact", "learned")
 
 STRATEGIES: dict[str, Listing] = {
-    "auto": Listing(
-        "auto.auto:Auto", "own", "the best starts of a portfolio, then compiled walks in the simulator (the default)"
-    ),
+    "auto": Listing("auto.auto:Auto", "own", "a portfolio of starts, then annealed walks in the simulator (the default)"),
     "cpu-only": Listing("single_device:CpuOnly", "classical", "everything on the CPU"),
     "gpu-only": Listing(
-        "single_device:GpuOnly", "classical", "the best single GPU that fits, ops without a GPU kernel on the CPU"
+        "single_device:GpuOnly",
+        "classical",
+        "everything on the best GPU that it fits on; ops without a GPU kernel on the CPU",
     ),
-    "random": Listing("sampling:Random", "classical", "devices drawn evenly for every group"),
-    "round-robin": Listing("single_device:RoundRobin", "classical", "groups dealt to the devices in turn"),
+    "random": Listing("sampling:Random", "classical", "a random device for every group"),
+    "round-robin": Listing("single_device:RoundRobin", "classical", "groups on the devices in turn"),
     "expert": Listing(
-        "layers.placers:Expert", "classical", "the papers' hand-made rules, or contiguous layers balanced by time"
+        "layers.placers:Expert",
+        "classical",
+        "the papers' hand-written rules; for other models, contiguous layers balanced by time",
     ),
     "balanced": Listing(
-        "layers.placers:Balanced", "classical", "modules in order by bytes of parameters, as Accelerate does"
+        "layers.placers:Balanced", "classical", "modules in order, balanced by parameter bytes, as Accelerate does"
     ),
     "pipeline": Listing(
-        "layers.placers:Pipeline", "classical", "contiguous stages whose times are balanced by dynamic programming"
+        "layers.placers:Pipeline", "classical", "contiguous stages of layers, balanced by time with dynamic programming"
     ),
-    "towers": Listing("layers.placers:Towers", "classical", "micro-batch i on device i: data parallelism"),
-    "hill-climb": Listing("sampling:HillClimb", "classical", "the best of some single changes, as long as they help"),
-    "annealing": Listing("sampling:Annealing", "classical", "single changes, worse ones too while it is hot"),
-    "genetic": Listing("sampling:Genetic", "classical", "crossing and mutating a population"),
+    "towers": Listing("layers.placers:Towers", "classical", "data parallelism: micro-batch i on GPU i"),
+    "hill-climb": Listing("sampling:HillClimb", "classical", "the best of some single changes, unless it is worse"),
+    "annealing": Listing("sampling:Annealing", "classical", "single changes, at first worse ones too (simulated annealing)"),
+    "genetic": Listing("sampling:Genetic", "classical", "a population that is crossed and mutated (genetic algorithm)"),
     "heft": Listing(
-        "list_scheduling.schedulers:Heft", "classical", "by upward rank, each op where it ends first (Topcuoglu 2002)"
+        "list_scheduling.schedulers:Heft", "classical", "ops by upward rank, each where it ends first (Topcuoglu 2002)"
     ),
     "cpop": Listing(
         "list_scheduling.schedulers:Cpop",
         "classical",
         "the critical path on one device, the rest by priority (Topcuoglu 2002)",
     ),
-    "critical-path": Listing("list_scheduling.schedulers:CriticalPath", "classical", "the longest path first (Mayer 2017)"),
-    "m-topo": Listing("baechi.baechi:MTopo", "classical", "topological fill up to an equal share of memory (Baechi 2020)"),
-    "m-etf": Listing("baechi.baechi:MEtf", "classical", "the op that can start earliest, where it fits (Baechi 2020)"),
-    "m-sct": Listing("baechi.baechi:MSct", "classical", "m-etf with favourite children from a linear program (Baechi 2020)"),
-    "metis": Listing("partition:Metis", "classical", "as many parts as GPUs, few bytes between them (Metis)"),
-    "scotch": Listing("partition:Scotch", "classical", "static mapping on all devices (Scotch)"),
-    "mincut": Listing("partition:MinCut", "classical", "static mapping on the GPUs alone (Scotch)"),
-    "exact": Listing("exact.exact:Exact", "exact", "the best placement and order, proved, for steps of few ops (CP-SAT)"),
+    "critical-path": Listing(
+        "list_scheduling.schedulers:CriticalPath",
+        "classical",
+        "the critical path on the fastest device, the rest balanced by time (Mayer 2017)",
+    ),
+    "m-topo": Listing(
+        "baechi.baechi:MTopo",
+        "classical",
+        "devices filled in program order, each up to an equal share of memory (Baechi 2020)",
+    ),
+    "m-etf": Listing(
+        "baechi.baechi:MEtf", "classical", "always the op that can start earliest, where it fits (Baechi 2020)"
+    ),
+    "m-sct": Listing(
+        "baechi.baechi:MSct", "classical", "m-etf, with favourite children from a linear program (Baechi 2020)"
+    ),
+    "metis": Listing("partition:Metis", "classical", "a part for each GPU, with little copying between parts (Metis)"),
+    "scotch": Listing("partition:Scotch", "classical", "static mapping to all devices (Scotch)"),
+    "mincut": Listing("partition:MinCut", "classical", "static mapping to the GPUs only (Scotch)"),
+    "exact": Listing(
+        "exact.exact:Exact", "exact", "the best placement and order, with a proof, for steps with few ops (CP-SAT)"
+    ),
     "post": Listing(
         "learned.post:Post", "learned", "cross-entropy and proximal steps on a table of probabilities (Post 2018)"
     ),
     "cross-entropy": Listing(
-        "learned.post:CrossEntropy", "learned", "Post's first part: the best tenth of samples is imitated"
+        "learned.post:CrossEntropy", "learned", "Post's first part: imitates the best tenth of the samples"
     ),
     "ppo": Listing("learned.post:Ppo", "learned", "Post's second part: proximal policy optimisation of the table"),
     "policy-gradient": Listing("learned.post:PolicyGradient", "learned", "REINFORCE on Post's table"),
     "colocrl": Listing(
-        "learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM by policy gradient (ColocRL 2017)"
+        "learned.colocrl:ColocRL", "learned", "a sequence-to-sequence LSTM, trained by policy gradient (ColocRL 2017)"
     ),
     "spotlight": Listing(
         "learned.spotlight:Spotlight",
         "learned",
-        "a sequence-to-sequence LSTM by proximal steps with a KL penalty (Spotlight 2018)",
+        "a sequence-to-sequence LSTM, trained by proximal steps with a KL penalty (Spotlight 2018)",
     ),
-    "hdp": Listing("learned.hdp:Hdp", "learned", "a network that groups and one that places the groups (HDP 2018)"),
+    "hdp": Listing("learned.hdp:Hdp", "learned", "a network that groups ops, and one that places the groups (HDP 2018)"),
 }
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Returns the strategies that 'a,b,c' names; a family stands for all of its strategies, and 'all' for all."""
+    """Returns the names in 'a,b,c'; a family stands for all its strategies, and 'all' for all strategies."""
     names: list[str] = []
     for word in text.split(","):
-        family = [n for n, entry in STRATEGIES.items() if word in ("all", entry.family)]
+        family = [n for n, listing in STRATEGIES.items() if word in ("all", listing.family)]
         if not family and word not in STRATEGIES:
             raise StrategyError(f"unknown strategy {word!r}: {did_you_mean(word, (*FAMILIES, 'all', *STRATEGIES))}")
         names += [name for name in family or [word] if name not in names]
@@ -101,7 +117,7 @@ def parameters(name: str) -> dict[str, Any]:
 
 
 def make(name: str, settings: dict[str, str] | None = None) -> Strategy:
-    """Returns the strategy of that name; settings are hyper-parameters as text, checked against its fields."""
+    """Returns the strategy of this name; settings are hyper-parameters as text, which are checked."""
     kind = _class(name)
     fields, types = {f.name: f for f in dataclasses.fields(kind)}, typing.get_type_hints(kind)
     values = {}

@@ -1,4 +1,4 @@
-"""What one decision of a learned strategy places: the problem's groups, joined into blocks."""
+"""Blocks: groups of a problem that a strategy places by one decision."""
 
 from dataclasses import dataclass
 
@@ -9,29 +9,29 @@ from placewise.core.grouping import group_ops, is_grouping, unknown_grouping
 from placewise.core.labels import connected_components, renumber, sum_by_label
 from placewise.core.problem import Problem
 
-NEXT_TO_NOTHING = 1e-12  # seconds, for groups that do no work: so that blocks of them know where they were, too
+NEXT_TO_NOTHING = 1e-12  # seconds of groups that do no work, so that `contract` finds the device of a block of them too
 
 
 def check_grouping(grouping: str) -> None:
-    """Raises ValueError where a grouping is none of those that core/grouping.py has."""
+    """Raises ValueError unless core/grouping.py knows the grouping."""
     if not is_grouping(grouping):
         raise ValueError(unknown_grouping(grouping))
 
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """Joins groups that a learned strategy places by one decision."""
+    """The block of each group."""
 
     of_group: Ints  # [groups] -> block
-    allowed: Bools  # [blocks, devices], where all groups of a block can run
-    group_seconds: Floats  # [groups], the time of a group's ops, each on the fastest device that it can run on
+    allowed: Bools  # [blocks, devices], where the groups of a block can run
+    group_seconds: Floats  # [groups], the time of a group's ops, each on its fastest device
 
     @classmethod
     def of(cls, problem: Problem, grouping: str) -> "Blocks":
-        """Returns the problem's groups joined as a grouping of the graph joins them, numbered by their first groups.
+        """Returns the problem's groups joined as this grouping of the graph joins them; blocks are numbered by first group.
 
-        Groups that can run on different sets of devices stay in different blocks: so every block has a device, and one op
-        without a GPU kernel does not take a whole module to the CPU.
+        Groups that can run on different sets of devices stay in different blocks, so that every block has a device, and one
+        op without a GPU kernel does not take a whole module to the CPU.
         """
         wanted = group_ops(problem.graph, grouping)  # [the graph's groups]
         first = np.zeros(int(wanted.max(initial=-1)) + 1, np.int64)
@@ -51,14 +51,14 @@ class Blocks:
         return len(self.allowed)
 
     def expand(self, placements: Ints) -> Ints:
-        """Returns the placements of groups from those of blocks: [batch, blocks] -> [batch, groups]."""
+        """Returns placements of groups from placements of blocks: [batch, blocks] -> [batch, groups]."""
         expanded: Ints = placements[:, self.of_group]
         return expanded
 
     def contract(self, placement: Ints) -> Ints:
         """Returns each block's device from a placement of groups: [groups] -> [blocks].
 
-        It is the device on which the block's ops take the most time; ties go to the lowest device that can run the block.
+        It is the device that has most of the block's time; ties go to the lowest device that can run the block.
         """
         num_blocks, num_devices = self.allowed.shape
         seconds = sum_by_label(self.of_group * num_devices + placement, self.group_seconds, num_blocks * num_devices)

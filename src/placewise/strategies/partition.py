@@ -1,7 +1,7 @@
-"""Graph partitioners: few seconds of copies between parts of equal work, blind to the order in which things happen.
+"""Graph partitioners: parts of equal work with little copying between them; the order of ops does not count.
 
-A group is a vertex that weighs its ops' time; two groups have an edge that weighs the time of copying, once each, the
-tensors that one of them makes (or is the home of) and the other reads.
+A group is a vertex whose weight is the time of its ops. The weight of an edge between two groups is the time to copy, once
+each, the tensors that one of them makes (or is the home of) and the other reads.
 """
 
 import contextlib
@@ -21,8 +21,7 @@ from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups
 from placewise.strategies.single_device import accelerators, move_to_allowed
 
-TOTAL_WEIGHT = 10**8  # partitioners count in whole numbers: all vertices together weigh this, and all edges
-
+TOTAL_WEIGHT = 10**8  # of all vertices, and of all edges: partitioners compute with whole numbers
 MAX_SEED = 2**31
 
 
@@ -30,8 +29,8 @@ MAX_SEED = 2**31
 class Metis:
     """As many parts as GPUs, by Metis (Karypis and Kumar, SIAM J. Sci. Comput. 20, 1998).
 
-    Part i is on GPU i and gets work in proportion to that GPU's speed. Groups that no GPU can run are left out and are on
-    the CPU. Metis breaks its own ties with a seed drawn from `rng`.
+    Part i is on GPU i and gets work in proportion to that GPU's speed. Groups that no GPU can run are left out and go to
+    the CPU. Metis breaks ties with a seed drawn from `rng`.
     """
 
     imbalance: float = 0.03  # how much more than its share a part may have
@@ -50,10 +49,10 @@ class Metis:
         adjacency = pymetis.CSRAdjacency(graph.offsets, graph.neighbours)
         weights = {"vweights": graph.vertex_weights, "eweights": graph.edge_weights}
         shares = (graph.speeds / graph.speeds.sum()).tolist()
-        parts = np.zeros((self.tries, len(graph.groups)), np.int64)  # one part where there are too few groups for more
+        parts = np.zeros((self.tries, len(graph.groups)), np.int64)  # all 0 if there are too few groups for several parts
         for row, seed in enumerate(rng.integers(MAX_SEED, size=self.tries).tolist()):
             options = pymetis.Options(seed=seed, ufactor=round(1000 * self.imbalance))
-            if len(graph.groups) > len(devices):  # else Metis complains on standard output
+            if len(graph.groups) > len(devices):  # or else Metis prints a warning
                 found = pymetis.part_graph(len(devices), adjacency, **weights, tpwgts=shares, options=options)
                 parts[row] = found.vertex_part
         yield Proposal(_placements(problem, graph.groups, devices[parts]))
@@ -61,10 +60,10 @@ class Metis:
 
 @dataclass(frozen=True)
 class Scotch:
-    """Static mapping on all devices, by Scotch (Pellegrini and Roman, HPCN-Europe 1996).
+    """Static mapping to all devices, by Scotch (Pellegrini and Roman, HPCN-Europe 1996).
 
     The target is a complete graph of the devices, weighted by their speeds. A group that can't run where it was mapped
-    is on the CPU. Scotch breaks its own ties with a seed drawn from `rng`.
+    goes to the CPU. Scotch breaks ties with a seed drawn from `rng`.
     """
 
     imbalance: float = 0.01  # Scotch's own default
@@ -79,9 +78,9 @@ class Scotch:
 
 @dataclass(frozen=True)
 class MinCut:
-    """Static mapping on the GPUs alone, by Scotch: what Mirhoseini et al. (2017) call MinCut.
+    """Static mapping to the GPUs only, by Scotch: what Mirhoseini et al. (2017) call MinCut.
 
-    Groups that no GPU can run are left out and are on the CPU; otherwise as `Scotch`.
+    Groups that no GPU can run are left out and go to the CPU; otherwise as `Scotch`.
     """
 
     imbalance: float = 0.01  # Scotch's own default
@@ -95,18 +94,18 @@ class MinCut:
 
 
 class Weighted(NamedTuple):
-    """An undirected graph of groups in whole numbers; neighbours of vertex v are at offsets[v] .. offsets[v + 1]."""
+    """An undirected graph of groups with whole weights; the neighbours of vertex v are at offsets[v] .. offsets[v + 1]."""
 
-    groups: Ints  # [vertices], the groups that at least one of the devices can run
+    groups: Ints  # [vertices], the groups that one of the devices can run
     offsets: Ints  # [vertices + 1]
     neighbours: Ints  # [2 * edges]
     vertex_weights: Ints  # [vertices]
     edge_weights: Ints  # [2 * edges]
-    speeds: Floats  # [devices], work a second, 1: each op on the fastest of the devices
+    speeds: Floats  # [devices], 1 if every op is as fast as on its fastest device
 
 
 def weigh(problem: Problem, devices: Ints) -> Weighted:
-    """Returns the graph of the groups that these devices can run; copies are those between an average pair of them."""
+    """Returns the graph of the groups that these devices can run; copies take the mean time over their links."""
     groups = np.flatnonzero(problem.allowed[:, devices].any(axis=1))
     vertex = np.full(problem.num_groups, -1, np.int64)
     vertex[groups] = np.arange(len(groups))
@@ -124,13 +123,13 @@ def weigh(problem: Problem, devices: Ints) -> Weighted:
 
 
 def _group_seconds(problem: Problem) -> Floats:
-    """Returns the time of each group's ops one after the other: [groups, devices]."""
+    """Returns the time of each group's ops, one after the other: [groups, devices]."""
     columns = [sum_by_label(problem.op_groups, seconds, problem.num_groups) for seconds in problem.op_seconds.T]
     return np.stack(columns, axis=1)
 
 
 def _copies(problem: Problem, devices: Ints) -> tuple[Ints, Ints, Floats]:
-    """Returns the pairs of groups a < b with tensors between them, and the seconds to copy those once: [pairs]."""
+    """Returns the pairs of groups a < b with tensors between them, and the mean time to copy these once: [pairs]."""
     cluster, graph = problem.cluster, problem.graph
     apart = ~np.eye(len(devices), dtype=np.bool_)
     links = np.ix_(devices, devices)
@@ -147,23 +146,23 @@ def _copies(problem: Problem, devices: Ints) -> tuple[Ints, Ints, Floats]:
 
 
 def _whole(weights: Floats) -> Ints:
-    """Returns weights in whole numbers, each at least 1, that keep their proportions."""
+    """Returns the weights as whole numbers, in proportion and each at least 1."""
     total = weights.sum()
     scaled = np.rint(weights / total * TOTAL_WEIGHT) if total > 0 else weights
     return np.maximum(scaled, 1).astype(np.int64)
 
 
 def _map(problem: Problem, devices: Ints, imbalance: float, rng: np.random.Generator) -> Ints:
-    """Returns Scotch's mapping on these devices: [1, groups].
+    """Returns Scotch's mapping to these devices: [1, groups].
 
-    By default Scotch has as many threads as there are cores, and its answer changes from call to call; its deterministic
-    mode still answers otherwise on one core. On one thread, with random numbers of its own, the seed alone decides.
+    By default Scotch uses all cores, and its answer changes from call to call; in its deterministic mode the answer still
+    depends on the number of cores. On one thread, with its own random numbers, only the seed decides.
     """
     scotch = _load("pyscotch")
     source = weigh(problem, devices)
     seed = int(rng.integers(MAX_SEED))
     mapped = np.zeros(len(source.groups), np.int64)
-    if len(mapped):  # Scotch knows no empty graph
+    if len(mapped):  # Scotch does not take an empty graph
         speeds = np.maximum(np.rint(1000 * source.speeds / source.speeds.max()), 1).astype(np.int64)
         with scotch.Graph() as graph, scotch.Architecture() as target, scotch.Context() as context, scotch.Strategy() as how:
             graph.build(source.offsets, source.neighbours, source.vertex_weights, source.edge_weights)
@@ -179,19 +178,19 @@ def _map(problem: Problem, devices: Ints, imbalance: float, rng: np.random.Gener
 
 
 def _placements(problem: Problem, groups: Ints, devices: Ints) -> Ints:
-    """Returns placements with these groups on devices [batch, groups] where they can run, and the others on the CPU."""
+    """Returns placements with these groups on devices [batch, groups], and all that can't run there on the CPU."""
     wanted = np.zeros((len(devices), problem.num_groups), np.int64)
     wanted[:, groups] = devices
     return move_to_allowed(problem, wanted)
 
 
 def _load(name: str) -> Any:
-    """Returns an optional package; pyscotch says on standard error what it loads, which nobody asked for."""
+    """Returns an optional package, without the messages that pyscotch prints when it loads."""
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             package = importlib.import_module(name)
             if name == "pyscotch":
-                importlib.import_module("pyscotch.graph")  # loads Scotch itself, which pyscotch puts off
+                importlib.import_module("pyscotch.graph")  # loads Scotch itself, which pyscotch postpones
     except (ImportError, OSError) as reason:
         raise StrategyError(f"this strategy needs {name}: pip install 'placewise[partition]' ({reason})") from None
     return package

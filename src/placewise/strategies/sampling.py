@@ -15,7 +15,7 @@ Start = Literal["single", "random"]
 
 @dataclass(frozen=True)
 class Random:
-    """Draws every group's device evenly from those that it can run on, without end."""
+    """Draws every group's device uniformly from those that it can run on, without end."""
 
     batch: int = 64  # placements at a time
 
@@ -23,7 +23,7 @@ class Random:
         _check(self.batch >= 1, "batch must be at least 1", self.batch)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields random placements; only one where there is no choice."""
+        """Yields random placements; only one if there is no choice."""
         choices = Choices.of(problem)
         if not len(choices.movable):
             yield Proposal(choices.draw(rng, 1))
@@ -34,10 +34,10 @@ class Random:
 
 @dataclass(frozen=True)
 class HillClimb:
-    """Goes to the best of some single changes (one group to another device) whenever it is not worse.
+    """Takes the best of some single changes (one group to another device), unless it is worse.
 
-    Ties go to the first change of a batch, and to a change rather than to the incumbent: most single changes of a large
-    graph leave the step's time as it is, and a walk over such a plateau gets on where a stricter one is stuck.
+    Ties go to the first change of a batch, and to a change rather than to the incumbent: most single changes in a large
+    graph do not change the step time, and moving across such a plateau helps where a stricter search gets stuck.
     """
 
     neighbours: int = 16
@@ -47,7 +47,7 @@ class HillClimb:
         _check(self.neighbours >= 1, "neighbours must be at least 1", self.neighbours)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the start, then changes to the incumbent without end; only the start where there is no choice."""
+        """Yields the start, then changes to the incumbent without end; only the start if there is no choice."""
         choices = Choices.of(problem)
         first = choices.start(problem, self.start, rng, 1)
         cost = (yield Proposal(first)).cost
@@ -64,15 +64,15 @@ class HillClimb:
 class Annealing:
     """Makes single changes, worse ones with probability exp(-increase / temperature) (Kirkpatrick et al. 1983).
 
-    The first temperature is the one at which the average increase that is seen among `calibration` changes to the start
-    would be taken with probability `first_acceptance`. It falls geometrically by the factor `cooling` over `evaluations`
-    evaluations, and stays there. Several chains share the evaluations and the temperature; each changes one group at a
-    time. All of them begin at the best placement of the calibration; ties go to the first.
+    At the first temperature, the average increase among `calibration` changes to the start would be taken with probability
+    `first_acceptance`. It falls geometrically by the factor `cooling` over `evaluations` evaluations, and then stays there.
+    Several chains share the evaluations and the temperature; each changes one group at a time. All of them begin at the best
+    placement of the calibration; ties go to the first.
     """
 
     chains: int = 1
-    evaluations: int = 2400  # until it is cold: as many as the budget has
-    cooling: float = 1e-4  # the last temperature over the first
+    evaluations: int = 2400  # until it is cold; set it to the budget
+    cooling: float = 1e-4  # the last temperature / the first
     calibration: int = 32  # changes to the start that set the first temperature
     first_acceptance: float = 0.1
     start: Start = "single"
@@ -104,7 +104,7 @@ class Annealing:
             changed = choices.change(current, rng)
             cost = (yield Proposal(changed, notes={"temperature": temperature})).cost
             spent += len(changed)
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # 0 / 0 where nothing costs anything
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # 0 / 0 if nothing takes time
                 taken = (cost <= current_cost) | (rng.random(len(cost)) < np.exp((current_cost - cost) / temperature))
             current = np.where(taken[:, None], changed, current)
             current_cost = np.where(taken, cost, current_cost)
@@ -112,11 +112,11 @@ class Annealing:
 
 @dataclass(frozen=True)
 class Genetic:
-    """Crosses and mutates a population; the best of parents and children live on (Holland 1975; a mu + lambda scheme).
+    """Crosses and mutates a population; the best of parents and children survive (Holland 1975; a mu + lambda scheme).
 
-    Parents win a tournament of two. A child has one parent's devices in a stretch of groups (the graph's groups stand in
-    the order of their first ops), or in groups drawn evenly, and the other's elsewhere; then about `mutations` of its
-    groups go to another device. Ties go to the older placement, and among children to the first.
+    Parents win a tournament of two. A child has one parent's devices in a contiguous range of groups (groups are in the
+    order of their first ops) or in random groups, and the other parent's elsewhere; then about `mutations` of its groups
+    move to another device. Ties go to the older placement, and among children to the first.
     """
 
     population: int = 48
@@ -146,7 +146,7 @@ class Genetic:
             parents, cost = everyone[alive], costs[alive]
 
     def _cross(self, parents: Ints, pairs: Ints, rng: np.random.Generator) -> Ints:
-        """Returns a child [population, groups] for each two of the pairs' rows [2 * population]."""
+        """Returns a child of each two parents in `pairs` [2 * population]: [population, groups]."""
         num_groups = parents.shape[1]
         if self.crossover == "uniform":
             from_first = rng.random((self.population, num_groups)) < 0.5
@@ -158,40 +158,40 @@ class Genetic:
 
 
 class Choices(NamedTuple):
-    """The devices that each group can run on, in rising order, in the form in which placements are drawn and changed."""
+    """The devices that each group can run on, in rising order, in the form that drawing and changing placements needs."""
 
-    counts: Ints  # [groups], how many devices there are
-    devices: Ints  # [groups, devices], the first `counts` of a row count
-    ranks: Ints  # [groups, devices], where a device stands in its row of `devices`
-    movable: Ints  # the groups that have a choice
+    counts: Ints  # [groups], how many devices each group can run on
+    devices: Ints  # [groups, devices], these devices are the first `counts` of a row
+    ranks: Ints  # [groups, devices], the index of each device in its row of `devices`
+    movable: Ints  # the groups that can run on several devices
 
     @classmethod
     def of(cls, problem: Problem) -> "Choices":
-        """Returns the choices that a problem leaves."""
+        """Returns the choices of a problem's groups."""
         return cls.among(problem.allowed)
 
     @classmethod
     def among(cls, allowed: Bools) -> "Choices":
-        """Returns the choices where each group can run on the allowed devices: [groups, devices]."""
+        """Returns the choices of groups that can run on these devices: [groups, devices]."""
         devices = np.argsort(~allowed, axis=1, kind="stable")
         counts = allowed.sum(axis=1)
         return cls(counts, devices, np.argsort(devices, axis=1, kind="stable"), np.flatnonzero(counts > 1))
 
     def draw(self, rng: np.random.Generator, batch: int) -> Ints:
-        """Returns placements that are drawn evenly: [batch, groups]."""
+        """Returns placements that are drawn uniformly: [batch, groups]."""
         ranks = (rng.random((batch, len(self.counts))) * self.counts).astype(np.int64)
         placements: Ints = self.devices[np.arange(len(self.counts)), ranks]
         return placements
 
     def start(self, problem: Problem, kind: Start, rng: np.random.Generator, batch: int) -> Ints:
-        """Returns at least `batch` placements to begin with, drawn; with "single" those on one device stand first."""
+        """Returns at least `batch` placements to begin with: random ones, after those on a single device for "single"."""
         if kind == "random" or not len(self.movable):
             return self.draw(rng, batch)
         singles = single_placements(problem)
         return np.concatenate([singles, self.draw(rng, max(batch - len(singles), 0))])
 
     def change(self, placements: Ints, rng: np.random.Generator) -> Ints:
-        """Returns the placements [batch, groups], each with one group on another device; groups and devices drawn evenly."""
+        """Returns the placements [batch, groups], each with one random group on another random device."""
         rows = np.arange(len(placements))
         groups = self.movable[rng.integers(len(self.movable), size=len(placements))]
         changed = placements.copy()
@@ -199,7 +199,7 @@ class Choices(NamedTuple):
         return changed
 
     def mutate(self, placements: Ints, rng: np.random.Generator, rate: float) -> Ints:
-        """Returns the placements [batch, groups], each group with a choice put on another device with a chance of `rate`."""
+        """Returns the placements [batch, groups], each movable group moved to another device with probability `rate`."""
         rows, columns = np.nonzero(rng.random((len(placements), len(self.movable))) < rate)
         groups = self.movable[columns]
         mutated = placements.copy()
@@ -207,25 +207,25 @@ class Choices(NamedTuple):
         return mutated
 
     def _others(self, groups: Ints, devices: Ints, rng: np.random.Generator) -> Ints:
-        """Returns another device than the given one for each group: [groups]."""
+        """Returns another device than the given one for each group, at random: [groups]."""
         further = rng.integers(1, self.counts[groups])
         others: Ints = self.devices[groups, (self.ranks[groups, devices] + further) % self.counts[groups]]
         return others
 
 
 def single_placements(problem: Problem) -> Ints:
-    """Returns a placement for each device, with every group that can run there: [devices, groups]."""
+    """Returns a placement for each device, with every group there that can run there: [devices, groups]."""
     return move_to_allowed(problem, np.repeat(np.arange(problem.num_devices)[:, None], problem.num_groups, axis=1))
 
 
 def _first_temperature(increases: Floats, acceptance: float) -> float:
-    """Returns the temperature at which the average positive increase is taken with this probability; 0 without one."""
+    """Returns the temperature at which the average positive increase is taken with this probability; 0 if there is none."""
     worse = increases[increases > 0]
     return float(worse.mean() / -np.log(acceptance)) if len(worse) else 0.0
 
 
 def _tournament(cost: Floats, count: int, rng: np.random.Generator) -> Ints:
-    """Returns the rows that win against another drawn row: [count]; ties go to the lower row."""
+    """Returns the winners of tournaments between two random rows: [count]; ties go to the lower row."""
     rivals = np.sort(rng.integers(len(cost), size=(2, count)), axis=0)
     winners: Ints = np.where(cost[rivals[0]] <= cost[rivals[1]], rivals[0], rivals[1])
     return winners

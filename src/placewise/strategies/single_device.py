@@ -12,9 +12,9 @@ from placewise.core.problem import Problem
 
 @dataclass(frozen=True)
 class CpuOnly:
-    """Everything on the first CPU; a group that can't run there is on the first device that can.
+    """Everything on the first CPU; a group that can't run there goes to the first device that can run it.
 
-    A machine without a CPU has its first device in its place.
+    Without a CPU, the first device takes its place.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -25,9 +25,9 @@ class CpuOnly:
 
 @dataclass(frozen=True)
 class GpuOnly:
-    """Everything on one GPU, a placement for each of them; a group that can't run there is on the CPU.
+    """Everything on one GPU, a placement for each GPU; a group that can't run there goes to the CPU.
 
-    A machine without a GPU has all of its devices in their place.
+    Without a GPU, all devices take their place.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -38,7 +38,7 @@ class GpuOnly:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Groups in turn, by their numbers: group i is on device i mod n; where it can't run there, as for `GpuOnly`."""
+    """Group i on device i mod n; a group that can't run there goes to the CPU."""
 
     devices: Literal["gpus", "all"] = "gpus"
 
@@ -49,7 +49,7 @@ class RoundRobin:
 
 
 def accelerators(problem: Problem) -> Ints:
-    """Returns the devices that are no CPUs, or all devices if there are none: [at least 1], in their order."""
+    """Returns the devices that are not CPUs, or all devices if there are none, in their order: [at least 1]."""
     found = [d for d, device in enumerate(problem.cluster.devices) if device.kind != "cpu"]
     return np.array(found or range(problem.num_devices), np.int64)
 
@@ -60,10 +60,9 @@ def cpus(problem: Problem) -> list[int]:
 
 
 def move_to_allowed(problem: Problem, wanted: Ints) -> Ints:
-    """Returns the placements with every group where it can run: [batch, groups].
+    """Returns the placements with every group on a device that it can run on: [batch, groups].
 
-    A group stays on the device that is wanted for it; where it can't run there, it is on the first CPU that can run it,
-    else on the first device that can.
+    A group that can't run on its wanted device goes to the first CPU that can run it, else to the first device that can.
     """
     others = [d for d in range(problem.num_devices) if d not in cpus(problem)]
     order = np.array([*cpus(problem), *others], np.int64)
@@ -73,10 +72,10 @@ def move_to_allowed(problem: Problem, wanted: Ints) -> Ints:
 
 
 def fastest(problem: Problem, devices: Ints) -> int:
-    """Returns the one of the devices on which all ops that can run there take the least time; the first of equals."""
+    """Returns the device on which all ops that can run there take the least time; ties go to the first."""
     return int(devices[run_seconds(problem).sum(axis=0)[devices].argmin()])
 
 
 def run_seconds(problem: Problem) -> Floats:
-    """Returns each op's time on each device, 0 where it can't run, for it will be elsewhere: [ops, devices]."""
+    """Returns each op's time on each device, 0 where it can't run, as it will run elsewhere: [ops, devices]."""
     return np.where(problem.allowed[problem.op_groups], problem.op_seconds, 0.0)

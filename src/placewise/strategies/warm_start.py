@@ -1,4 +1,4 @@
-"""Warm starts: a learned strategy may begin near a placement that another strategy finds, or that a plan file has."""
+"""Warm starts: a learned strategy can begin near a placement of another strategy, or of a plan file."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -15,7 +15,7 @@ NO_START = "none"
 
 
 def check_start(start: str) -> None:
-    """Raises ValueError where a start is not "none", the name of a strategy or the path of a plan file."""
+    """Raises ValueError unless a start is "none", the name of a strategy or the path of a plan file."""
     if start != NO_START and start not in _names() and not Path(start).is_file():
         raise ValueError(f"start must be none, the name of a strategy or the path of a plan file, it is {start!r}")
 
@@ -23,10 +23,10 @@ def check_start(start: str) -> None:
 def begin(
     problem: Problem, start: str, evaluations: int, rng: np.random.Generator
 ) -> Generator[Proposal, Evaluation, Ints | None]:
-    """Yields the proposals of a start and returns its best placement: [groups], None without a start.
+    """Yields the proposals of a start and returns its best placement: [groups]; None without a start.
 
-    A strategy of the table runs with its defaults (so one that learns has no start of its own) until it ends or has had its
-    evaluations, which count against the budget. A plan's placement is proposed once. Ties go to the earlier placement.
+    A strategy runs with its defaults (so a learned one has no warm start itself) until it ends or has used its evaluations,
+    which count against the budget. A plan's placement is proposed once. Ties go to the earlier placement.
     """
     if start == NO_START:
         return None
@@ -40,7 +40,7 @@ def begin(
 def _searched(
     problem: Problem, name: str, evaluations: int, rng: np.random.Generator
 ) -> Generator[Proposal, Evaluation, Ints | None]:
-    """Yields at most so many placements of a strategy, and returns the best of them."""
+    """Yields at most `evaluations` placements of a strategy, and returns the best of them."""
     from placewise.strategies import make
 
     proposals = make(name).search(problem, rng)
