@@ -1,7 +1,6 @@
 """Measuring placewise itself: bench, with the options and results of the benchmarks in experiments/bench."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_folder, check_writable, print_json
@@ -16,6 +15,7 @@ from placewise.cli.shared_options import (
     how_to_continue,
     positive_argument,
     seconds_argument,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ def _bench(options: argparse.Namespace) -> None:
     else:
         print(findings.text)
     for warning in findings.warnings:
-        print(f"placewise: {warning}", file=sys.stderr)
+        warn(warning)
     if not findings.is_complete:
         more = f"; {how_to_continue(options)}" if hasattr(options, "run_file") else ""
-        print(f"placewise: stopped: these are the results so far{more}", file=sys.stderr)
+        warn(f"stopped: these are the results so far{more}")
 
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark":

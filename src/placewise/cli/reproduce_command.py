@@ -1,4 +1,4 @@
-"""The papers' tables again: reproduce."""
+"""The papers' tables reproduced: reproduce."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ from placewise.cli.shared_options import (
     how_to_continue,
     number_argument,
     positive_argument,
+    warn,
 )
 from placewise.core.errors import InputError
 
@@ -75,7 +76,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     if options.plots:
         check_drawing()
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
-    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_Told())
+    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_ShowFound())
     verdicts = [asdict(verdict) for verdict in judge(done)]
     if options.output:
         write_reproduction(done, verdicts, options.output)
@@ -86,11 +87,11 @@ def _reproduce(options: argparse.Namespace) -> None:
     else:
         _print(done, options)
     if not done.is_complete:
-        print(f"placewise: stopped: this is what there is; {how_to_continue(options)}", file=sys.stderr)
+        warn(f"stopped: these are the results so far; {how_to_continue(options)}")
 
 
 def _calibrating(paper: "Paper") -> "Paper":
-    """Returns the table that a paper's machines are fitted to: its own, or that of Post, whose machines the others share."""
+    """Returns the paper whose columns the machines are fitted to: this one, or else Post, which has the same machines."""
     from placewise.experiments.papers.reported_results import POST
 
     return paper if paper.fitted else POST
@@ -122,8 +123,8 @@ def _families(paper: "Paper", effort: "Effort", text: str | None) -> tuple[str, 
     return wanted
 
 
-class _Told:
-    """Shows each column that is done, on a terminal."""
+class _ShowFound:
+    """Shows each finished column on a terminal."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Recorded searches with several seeds: what a strategy finds, how surely, and how fast."""
+"""Recorded searches with several seeds: what a strategy finds, how reliably and how fast."""
 
 import statistics
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ Improvement = tuple[int, float, float]  # evaluations spent, seconds since the s
 
 @dataclass(frozen=True)
 class Contest:
-    """A problem, who judges it, what people call it, and where searches are recorded."""
+    """A problem with its evaluator, the names of its model and cluster, and the file that records its searches."""
 
     problem: Problem
     evaluator: Evaluator
@@ -40,8 +40,8 @@ class Found:
     evaluations: int = 0  # of the seed that took most
     search_seconds: float = 0.0  # of all seeds together
     settings: Mapping[str, str] = field(default_factory=dict)
-    histories: tuple[tuple[Improvement, ...], ...] = ()  # by seed: every better placement
-    problem: str = ""  # why the strategy can't
+    histories: tuple[tuple[Improvement, ...], ...] = ()  # by seed: every improvement
+    problem: str = ""  # why the strategy can't be used
 
     @property
     def times(self) -> list[float]:
@@ -56,7 +56,7 @@ class Found:
 
 @contextmanager
 def recorded(run_file: str | Path | None) -> Iterator[Path]:
-    """Gives the file that searches are recorded in: the one that is named, or one that is gone afterwards."""
+    """Gives the file that records searches: the one that is named, or a temporary one."""
     if run_file is not None:
         yield Path(run_file)
         return
@@ -65,9 +65,10 @@ def recorded(run_file: str | Path | None) -> Iterator[Path]:
 
 
 def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluations: int, seeds: int) -> Found:
-    """Returns what a strategy finds with the seeds 0 to `seeds` - 1; KeyboardInterrupt where it is stopped.
+    """Returns what a strategy finds with the seeds 0 to `seeds` - 1; raises KeyboardInterrupt if it is stopped.
 
-    A strategy that cools down or mixes does so within its budget. One that can't be used says why.
+    A strategy whose schedule depends on its number of evaluations gets the budget's. If it can't be used, the result says
+    why.
     """
     if "evaluations" in parameters(strategy):
         settings = {"evaluations": str(evaluations), **settings}
@@ -89,7 +90,7 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
 
 
 def _improvements(contest: Contest, request: Request) -> tuple[Improvement, ...]:
-    """Returns every better placement of a recorded search."""
+    """Returns every improvement of a recorded search."""
     found: list[Improvement] = []
     with RunFile(contest.run_file) as file:
         number = file.find(specify(contest.problem, request))

@@ -250,7 +250,7 @@ def test_calibrated_machines_take_what_the_fit_says() -> None:
     assert found.results[0].found["single GPU"].median == pytest.approx(calibration.fits[0].fitted_seconds)
     plain = reproduce(replace(TINY, columns=TINY.columns[:1]), EFFORT)
     assert plain.results[0].found["single GPU"].median == pytest.approx(calibration.fits[0].preset_seconds)
-    with pytest.raises(InputError, match="spotlight: has no column of a single GPU"):
+    with pytest.raises(InputError, match="spotlight: has no single-GPU or CPU-only column"):
         calibrate(PAPERS["spotlight"])
 
 
@@ -313,12 +313,12 @@ def test_claims_are_judged_by_every_row() -> None:
     def said(*results: ReproducedRow) -> list[str]:
         return [line for line in claim_lines(judge(Reproduction(paper, EFFORT, results))) if "Post beats the expert" in line]
 
-    assert said(better) == ["yes: on NMT Post beats the expert: 0.50 (paper 0.60)"]
-    assert said(better, worse) == ["no, in 1 of 2 rows: on NMT Post beats the expert: 0.50, 1.50 (paper 0.60, 0.60)"]
-    assert said() == ["not measured: on NMT Post beats the expert"]
+    assert said(better) == ["yes: on NMT, Post beats the expert: 0.50 (paper 0.60)"]
+    assert said(better, worse) == ["no, in 1 of 2 rows: on NMT, Post beats the expert: 0.50, 1.50 (paper 0.60, 0.60)"]
+    assert said() == ["not measured: on NMT, Post beats the expert"]
     metis = result(2, Metis=3.0, expert=4.0)
-    lines = [line for line in claim_lines(judge(Reproduction(paper, EFFORT, (metis,)))) if "on NMT Metis" in line]
-    assert lines[0].startswith("no: on NMT Metis is slower than the expert: 0.75. We think: ")
+    lines = [line for line in claim_lines(judge(Reproduction(paper, EFFORT, (metis,)))) if "on NMT, Metis" in line]
+    assert lines[0].startswith("no: on NMT, Metis is slower than the expert: 0.75. We think: ")
 
 
 def test_a_picture_of_each_row_that_found_something(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert kept == json.loads(json.dumps(again))
     assert main([*command, "--markdown", "--models", "net-4"]) == 0
     page = capsys.readouterr().out
-    assert page.startswith("# Tiny, again\n    placewise reproduce post --quick")
+    assert page.startswith("# Tiny, reproduced\n    placewise reproduce post --quick")
     assert "net-2" not in page
 
 

@@ -1,1 +1,1 @@
-"""The papers' tables beside ours: what was reported, what our implementations reach on models of the same machines."""
+"""The papers' tables next to ours: what they reported, and what our implementations reach on simulated machines."""

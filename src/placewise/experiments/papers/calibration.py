@@ -1,8 +1,8 @@
-"""The papers' machines from their own single-device columns, in the open: `placewise reproduce calibrate`.
+"""The papers' machines, fitted to their single-device columns: `placewise reproduce calibrate`.
 
-A step on one device takes the sum of its ops' times, so a paper's single-GPU and CPU-only columns say something about
-that device's reachable flops, memory bandwidth and overhead. Nothing is fitted to any other column, and the links can't be
-fitted at all: a step on one device copies nothing.
+A step on one device takes the sum of its ops' times, so a paper's single-GPU and CPU-only columns depend on that device's
+reachable flops, memory bandwidth and overhead. Nothing is fitted to any other column. Links can't be fitted at all: a step
+on one device copies nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from placewise.experiments.papers.reported_results import Paper
 from placewise.machines.presets import CPU_FLOPS_FRACTION, GPU_FLOPS_FRACTION, MEMORY_FRACTION
 from placewise.models import load_graph
 
-PULL = 0.1  # how strongly a figure is held to the preset's: what the columns do not say stays as it was
+PULL = 0.1  # weight of a figure's distance from the preset's: what the columns don't determine stays as it is
 
-LEAST = 1e-3  # of the preset's figure
+LEAST = 1e-3  # times the preset's figure
 
-OUTLIER = 0.1  # a distance from which on a model counts by its distance, not by its square: it may be of another size
+OUTLIER = 0.1  # distance beyond which a model counts linearly, not squared: its size may differ from the paper's
 
 MOST_OVERHEAD = 100.0  # times the preset's overhead
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a device of a kind reaches."""
+    """What a kind of device reaches."""
 
     flops: float
     bytes_per_second: float
@@ -37,7 +37,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Fit:
-    """A figure of a paper, and what the preset and the fitted device say."""
+    """A time that a paper reports, and those of the preset and of the fitted device."""
 
     kind: str  # of the device
     model: str
@@ -48,7 +48,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Figures by kind of device, and how well they fit."""
+    """Fitted figures by kind of device, and how well they fit."""
 
     paper: str
     presets: Mapping[str, Figures]
@@ -58,23 +58,23 @@ class Calibration:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step asks of a device."""
+    """The work of a step on one device."""
 
     model: str
-    flops: Floats  # [ops that do something]
-    bytes_moved: Floats  # [ops that do something]
+    flops: Floats  # [ops that do work]
+    bytes_moved: Floats  # [ops that do work]
     reported_seconds: float
 
     def seconds(self, figures: Figures) -> float:
-        """Returns how long a device takes, one op after the other."""
+        """Returns how long a device takes for all ops, one after the other."""
         times = np.maximum(self.flops / figures.flops, self.bytes_moved / figures.bytes_per_second)
         return float(times.sum() + len(times) * figures.overhead_seconds)
 
 
 def calibrate(paper: Paper) -> Calibration:
-    """Returns the figures with which a paper's single-device columns come out best; the same on every machine."""
+    """Returns the figures that fit a paper's single-device columns best; the same on every computer."""
     if not paper.fitted:
-        raise InputError(f"{paper.name}: has no column of a single GPU or of the CPU alone to calibrate with")
+        raise InputError(f"{paper.name}: has no single-GPU or CPU-only column to calibrate with")
     presets: dict[str, Figures] = {}
     figures: dict[str, Figures] = {}
     fits: list[Fit] = []
@@ -91,7 +91,7 @@ def calibrate(paper: Paper) -> Calibration:
 
 
 def works_of(paper: Paper, column: str) -> list[StepWork]:
-    """Returns what the models ask for that a column has seconds of; several rows of one model count as their mean."""
+    """Returns the work of each model in a column; if a model has several rows, their mean is what was reported."""
     reported: dict[str, list[float]] = {}
     for row in paper.rows:
         if (seconds := row.reported.get(column)) is not None:
@@ -105,9 +105,9 @@ def works_of(paper: Paper, column: str) -> list[StepWork]:
 
 
 def fit_device(works: Sequence[StepWork], device: Device) -> Figures:
-    """Returns the figures for which the logarithms of the models' times are nearest to the reported ones', rounded.
+    """Returns the figures that bring the logarithms of the models' times closest to those of the reported times, rounded.
 
-    Neither flops nor bandwidth can pass the data sheet's. Where the reported times leave a figure open, it is the preset's.
+    Neither flops nor bandwidth can exceed the data sheet's. A figure that the times don't determine stays the preset's.
     """
     from scipy.optimize import least_squares
 
@@ -126,14 +126,14 @@ def fit_device(works: Sequence[StepWork], device: Device) -> Figures:
 
 
 def _rounded(figure: float) -> float:
-    """Returns three digits, so that machines that round differently agree."""
+    """Returns a figure with three digits: computers that round differently agree on these."""
     return float(f"{figure:.2e}")
 
 
 def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
-    """Returns the cluster with fitted devices; links and memory stay as they are."""
+    """Returns the cluster with fitted devices; links and memory stay the same."""
     devices = tuple(
         replace(device, **asdict(calibration.figures[device.kind])) if device.kind in calibration.figures else device
         for device in cluster.devices
     )
-    return replace(cluster, name=f"{cluster.name}, as {calibration.paper} has it", devices=devices)
+    return replace(cluster, name=f"{cluster.name}, fitted to {calibration.paper}", devices=devices)

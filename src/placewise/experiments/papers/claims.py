@@ -8,21 +8,21 @@ from placewise.experiments.papers.reproduction import ReproducedRow, Reproductio
 
 RESNETS, NMTS = ("ResNet-50", "ResNet-101", "ResNet-200"), ("NMT-2", "NMT-4", "NMT-8")
 
-TENTH = 0.9  # less than a tenth is not worth a second GPU
+GAIN = 0.9  # a ratio above it is not worth a second GPU
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Of a paper: in every row of some models, `of` / `to` is at least `least` and below `below`."""
+    """A paper's claim: in every row of some models, column `of` / column `to` is at least `least` and below `below`."""
 
     paper: str
     text: str
-    of: str  # a column
+    of: str
     to: str
     least: float = 0.0
     below: float = math.inf
-    families: tuple[str, ...] = ()  # none: all models
-    why_not: str = ""  # where it does not hold for us: what we take for the reason
+    families: tuple[str, ...] = ()  # empty: all models
+    why_not: str = ""  # what we think is the reason if it does not hold for us
 
 
 @dataclass(frozen=True)
@@ -32,180 +32,254 @@ class Verdict:
     text: str
     holds: bool | None  # None: it was not measured
     num_holding: int  # rows in which it holds
-    ours: dict[str, float]  # by row's label
+    ours: dict[str, float]  # by label of the row
     paper: dict[str, float]
     why_not: str
 
 
-OWN_QUEUES = (
-    "here a copy runs beside the ops at the speed of PCIe, and no launch waits for the host; on the papers' machines a cut "
-    "must have cost far more"
+CHEAP_CUTS = (
+    "here copies overlap with ops at the speed of PCIe, and launches never wait for the host; on the papers' machines "
+    "cutting the graph must have cost far more"
 )
+
+FEW_UPDATES = "the expert's layers overlap well here, and a few hundred updates of a network don't find anything better"
+
+HDP_LEARNS_LITTLE = "our HDP learns little in its budget (docs/strategies/hdp.md)"
 
 CLAIMS = (
     Claim(
-        *("post", "ResNets are best on one GPU: Post ends within a tenth of it", "Post", "single GPU"),
-        least=TENTH,
-        below=2 - TENTH,
+        "post",
+        "ResNets are best on one GPU: Post ends within 10% of it",
+        of="Post",
+        to="single GPU",
+        least=GAIN,
+        below=2 - GAIN,
         families=RESNETS,
     ),
     Claim(
-        *("post", "ResNets are best on one GPU: placewise's own answer saves less than a tenth", OWN, "single GPU"),
-        least=TENTH,
+        "post",
+        "ResNets are best on one GPU: placewise saves less than 10%",
+        of=OWN,
+        to="single GPU",
+        least=GAIN,
         families=RESNETS,
     ),
     Claim(
-        *("post", "RNNLM is best on one GPU: Post ends within a tenth of it", "Post", "single GPU"),
-        least=TENTH,
-        below=2 - TENTH,
+        "post",
+        "RNNLM is best on one GPU: Post ends within 10% of it",
+        of="Post",
+        to="single GPU",
+        least=GAIN,
+        below=2 - GAIN,
         families=("RNNLM",),
-        why_not=f"the layers' steps overlap like a pipeline, and {OWN_QUEUES}; the paper's RNNLM is also a smaller one, for "
+        why_not=f"the layers overlap over time steps like a pipeline, and {CHEAP_CUTS}; the paper's RNNLM is also smaller: "
         "0.44 s is less than 4 layers of 2048 take at a K80's peak",
     ),
     Claim(
-        *("post", "Inception-V3 gains more than a tenth from several GPUs", "Post", "single GPU"),
-        below=TENTH,
+        "post",
+        "Inception-V3 gains more than 10% from several GPUs",
+        of="Post",
+        to="single GPU",
+        below=GAIN,
         families=("Inception-V3",),
     ),
-    Claim(*("post", "on NMT Post beats the expert", "Post", "expert"), below=1.0, families=NMTS),
+    Claim("post", "on NMT, Post beats the expert", of="Post", to="expert", below=1.0, families=NMTS),
     Claim(
-        *("post", "on two GPUs NMT split by function beats NMT split by layer", BY_FUNCTION, "expert"),
+        "post",
+        "on two GPUs, NMT split by function beats NMT split by layer",
+        of=BY_FUNCTION,
+        to="expert",
         below=1.0,
         families=("NMT-2",),
     ),
     Claim(
-        *("post", "on four and eight GPUs NMT split by function beats NMT split by layer", BY_FUNCTION, "expert"),
+        "post",
+        "on four and eight GPUs, NMT split by function beats NMT split by layer",
+        of=BY_FUNCTION,
+        to="expert",
         below=1.0,
         families=("NMT-4", "NMT-8"),
-        why_not="there are four functions to share, while layers use all GPUs; the zoo's attention feeds nothing back, "
-        "so that the layers' steps overlap, while the decoder as a whole waits for the encoder's end",
+        why_not="there are only four functions to distribute, while layers use all GPUs; the zoo's attention feeds nothing "
+        "back, so layers overlap over time steps, while the whole decoder waits for the end of the encoder",
     ),
-    Claim("post", "Post finds better placements than the policy gradient", "Post", "policy gradient", below=1.0),
-    Claim("post", "Post finds better placements than PPO alone", "Post", "PPO", below=1.0),
+    Claim("post", "Post finds better placements than the policy gradient", of="Post", to="policy gradient", below=1.0),
+    Claim("post", "Post finds better placements than PPO alone", of="Post", to="PPO", below=1.0),
     Claim(
-        *("post", "Post finds better placements than cross-entropy alone", "Post", "cross-entropy"),
+        "post",
+        "Post finds better placements than cross-entropy alone",
+        of="Post",
+        to="cross-entropy",
         below=1.0,
-        why_not="at the end both narrow the same table by the same steps; early Post is ahead "
+        why_not="in the end both narrow the same table with the same updates; Post is ahead early on "
         "(docs/results/post-figure-2.md)",
     ),
     Claim(
-        *("post", "Metis takes more than twice the time of one GPU", "Metis", "single GPU"),
+        "post",
+        "Metis takes more than twice the time of one GPU",
+        of="Metis",
+        to="single GPU",
         least=2.0,
         families=(*RESNETS, "RNNLM", "Inception-V3"),
-        why_not=f"{OWN_QUEUES}; our Metis weighs ops by their seconds and edges by the seconds of their copies",
+        why_not=f"{CHEAP_CUTS}; our Metis weights ops by their time and edges by the time of their copies",
     ),
     Claim(
-        *("post", "on NMT Metis is slower than the expert", "Metis", "expert"),
+        "post",
+        "on NMT, Metis is slower than the expert",
+        of="Metis",
+        to="expert",
         least=1.0,
         families=NMTS,
-        why_not=OWN_QUEUES,
+        why_not=CHEAP_CUTS,
     ),
-    Claim("post", "placewise's own answer is at most as slow as Post's (our claim)", OWN, "Post", below=1.0),
+    Claim("post", "placewise is at least as fast as Post (our claim)", of=OWN, to="Post", below=1.0),
     *(
-        Claim("post-appendix", f"Post finds better placements than {name}", "Post", name, below=1.0)
+        Claim("post-appendix", f"Post finds better placements than {name}", of="Post", to=name, below=1.0)
         for name in ("random search", "hill climbing", "genetic")
     ),
     Claim(
-        *("post-appendix", "on CNNs HEFT is poor: it takes more than twice as long as Post", "HEFT", "Post"),
+        "post-appendix",
+        "on CNNs, HEFT is poor: it takes more than twice as long as Post",
+        of="HEFT",
+        to="Post",
         least=2.0,
         families=("ResNet-50", "Inception-V3"),
-        why_not="our HEFT knows the seconds that it is judged by, the better of two orders counts, and little contends "
-        "for the links where ops are long against their copies",
+        why_not="our HEFT knows the times that it is judged by, the better of two orders counts, and links are rarely "
+        "contended where ops take long compared with their copies",
     ),
     Claim(
-        *("post-appendix", "on NMT contention is real: HEFT expects less than half of what it gets", HEFT_EXPECTS, "HEFT"),
+        "post-appendix",
+        "on NMT, links are contended: HEFT expects less than half the time that it gets",
+        of=HEFT_EXPECTS,
+        to="HEFT",
         below=0.5,
         families=NMTS,
     ),
     Claim(
-        *(
-            "post-appendix",
-            "where contention is real HEFT is poor: it takes more than twice as long as Post",
-            "HEFT",
-            "Post",
-        ),
+        "post-appendix",
+        "where links are contended, HEFT is poor: it takes more than twice as long as Post",
+        of="HEFT",
+        to="Post",
         least=2.0,
         families=NMTS,
     ),
     Claim(
-        *("spotlight", "on RNNLM and NMT Spotlight beats the expert", "Spotlight", "expert"),
+        "spotlight",
+        "on RNNLM and NMT, Spotlight beats the expert",
+        of="Spotlight",
+        to="expert",
         below=1.0,
         families=("RNNLM", "NMT-8"),
-        why_not="the expert's layers overlap well here, and few hundred updates of a network do not find as much",
+        why_not=FEW_UPDATES,
     ),
-    Claim("spotlight", "Spotlight beats ColocRL", "Spotlight", "ColocRL", below=1.0),
+    Claim("spotlight", "Spotlight beats ColocRL", of="Spotlight", to="ColocRL", below=1.0),
     Claim(
-        *("spotlight", "the CIFAR-10 CNN gains more than a tenth from a second GPU", "Spotlight", "single GPU"),
-        below=TENTH,
+        "spotlight",
+        "the CIFAR-10 CNN gains more than 10% from a second GPU",
+        of="Spotlight",
+        to="single GPU",
+        below=GAIN,
         families=("CIFAR-10 CNN",),
-        why_not="its step is a chain of layers: the work beside the longest path is too little for a second GPU",
+        why_not="its step is a chain of layers: there is too little work off the longest path for a second GPU",
     ),
     Claim(
-        *("spotlight", "Metis is slower than the expert", "Metis", "expert"),
+        "spotlight",
+        "Metis is slower than the expert",
+        of="Metis",
+        to="expert",
         least=1.0,
         families=("RNNLM", "NMT-8"),
-        why_not=OWN_QUEUES,
+        why_not=CHEAP_CUTS,
     ),
     *(
         Claim(
-            *("hdp", f"HDP beats {name} by far: by more than half", "HDP", name),
+            "hdp",
+            f"HDP takes less than half the time of {name}",
+            of="HDP",
+            to=name,
             below=0.5,
-            why_not=f"{OWN_QUEUES}; and our HDP learns little in its budget (docs/strategies/hdp.md)",
+            why_not=f"{CHEAP_CUTS}; and {HDP_LEARNS_LITTLE}",
         )
         for name in ("Scotch", "MinCut")
     ),
     Claim(
-        *("hdp", "HDP is at most as slow as one GPU, within a twentieth", "HDP", "single GPU"),
+        "hdp",
+        "HDP is at most 5% slower than one GPU",
+        of="HDP",
+        to="single GPU",
         below=1.05,
         families=("Inception-V3", "ResNet-152", "RNNLM"),
     ),
     Claim(
-        *("hdp", "on NMT-2 and NMT-4 HDP beats the expert", "HDP", "expert"),
+        "hdp",
+        "on NMT-2 and NMT-4, HDP beats the expert",
+        of="HDP",
+        to="expert",
         below=1.0,
         families=("NMT-2", "NMT-4"),
-        why_not="the expert's layers overlap well here, and our HDP learns little in its budget (docs/strategies/hdp.md)",
+        why_not=f"the expert's layers overlap well here, and {HDP_LEARNS_LITTLE}",
     ),
-    Claim("hdp", "on NMT-8 HDP does not beat the expert", "HDP", "expert", least=1.0, families=("NMT-8",)),
+    Claim("hdp", "on NMT-8, HDP does not beat the expert", of="HDP", to="expert", least=1.0, families=("NMT-8",)),
     Claim(
-        *("hdp", "grouping helps: learned groups are better than random ones", "HDP", "random groups"),
+        "hdp",
+        "grouping helps: learned groups are better than random ones",
+        of="HDP",
+        to="random groups",
         below=1.0,
-        why_not="so few updates teach the placer more than the grouper; the groups are still nearly random",
+        why_not="so few updates train the placer more than the grouper: the groups are still nearly random",
     ),
     Claim(
-        *("hdp", "the CPU alone takes more than twice the time of one GPU", "CPU only", "single GPU"),
+        "hdp",
+        "the CPU alone takes more than twice the time of one GPU",
+        of="CPU only",
+        to="single GPU",
         least=2.0,
         families=("Inception-V3", "RNNLM"),
     ),
     Claim(
-        *("colocrl", "ColocRL finds one GPU for RNNLM: it is within a twentieth of it", "ColocRL", "single GPU"),
+        "colocrl",
+        "ColocRL puts RNNLM on one GPU: it ends within 5% of it",
+        of="ColocRL",
+        to="single GPU",
         least=0.95,
         below=1.05,
         families=("RNNLM",),
-        why_not="two GPUs are faster here, and it finds that: the layers' steps overlap",
+        why_not="two GPUs are faster here, since the layers overlap over time steps, and ColocRL finds that",
     ),
     Claim(
-        *("colocrl", "on NMT ColocRL beats the expert", "ColocRL", "expert"),
+        "colocrl",
+        "on NMT, ColocRL beats the expert",
+        of="ColocRL",
+        to="expert",
         below=1.0,
         families=("NMT-2",),
-        why_not="the expert's layers overlap well here, and few hundred updates of a network do not find as much",
+        why_not=FEW_UPDATES,
     ),
     Claim(
-        *("colocrl", "ColocRL is at most as slow as one GPU on Inception-V3, within a twentieth", "ColocRL", "single GPU"),
+        "colocrl",
+        "on Inception-V3, ColocRL is at most 5% slower than one GPU",
+        of="ColocRL",
+        to="single GPU",
         below=1.05,
         families=("Inception-V3",),
-        why_not="few hundred updates of a network do not come down to one GPU from an even distribution",
+        why_not="a few hundred updates of a network don't get from an even distribution to a single GPU",
     ),
     *(
         Claim(
-            *("colocrl", f"{name} takes more than twice the time of one GPU", name, "single GPU"),
+            "colocrl",
+            f"{name} takes more than twice the time of one GPU",
+            of=name,
+            to="single GPU",
             least=2.0,
             families=("RNNLM", "Inception-V3"),
-            why_not=f"{OWN_QUEUES}; our {name} weighs ops by their seconds and edges by the seconds of their copies",
+            why_not=f"{CHEAP_CUTS}; our {name} weights ops by their time and edges by the time of their copies",
         )
         for name in ("Scotch", "MinCut")
     ),
     Claim(
-        *("colocrl", "the CPU alone takes more than twice the time of one GPU", "CPU only", "single GPU"),
+        "colocrl",
+        "the CPU alone takes more than twice the time of one GPU",
+        of="CPU only",
+        to="single GPU",
         least=2.0,
         families=("RNNLM", "Inception-V3"),
     ),
@@ -213,7 +287,7 @@ CLAIMS = (
 
 
 def judge(reproduction: Reproduction) -> list[Verdict]:
-    """Returns what holds of the paper's claims in our table."""
+    """Returns which of the paper's claims hold in our table."""
     return [_judge(claim, reproduction) for claim in CLAIMS if claim.paper == reproduction.paper.name]
 
 
@@ -226,12 +300,12 @@ def _judge(claim: Claim, reproduction: Reproduction) -> Verdict:
 
 
 def found_ratio(result: ReproducedRow, of: str, to: str) -> float | None:
-    """Returns one column's median over another's in our table; None where one is missing."""
+    """Returns one column's median divided by another's in our table; None if one is missing."""
     return _ratio(*(None if name not in result.found else result.found[name].median for name in (of, to)))
 
 
 def reported_ratio(row: PaperRow, of: str, to: str) -> float | None:
-    """Returns one column over another in the paper's table; None where one is missing."""
+    """Returns one column divided by another in the paper's table; None if one is missing."""
     return _ratio(row.reported.get(of), row.reported.get(to))
 
 

@@ -1,4 +1,4 @@
-"""A translation model cut by function: encoder, decoder, attention and softmax are each kept whole."""
+"""A translation model split by function: encoder, decoder, attention and softmax each stay on one GPU."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from placewise.core.problem import Problem
 from placewise.strategies.layers.model_layers import find_layers, group_values
 from placewise.strategies.single_device import accelerators, move_to_allowed
 
-FUNCTIONS = ("encoder", "decoder", "attention", "projection")  # modules of the zoo's nmt; the last one is the softmax's
+FUNCTIONS = ("encoder", "decoder", "attention", "projection")  # modules of the zoo's nmt; the projection is the softmax's
 
 
 def split_by_function(problem: Problem) -> Ints:
-    """Returns every way to give each function one of the GPUs, up to the GPUs' names: [ways, groups]; none for other models.
+    """Returns every way to put each function on one of the GPUs, up to renaming them: [ways, groups]; none for other models.
 
-    With four functions there are at most 15 ways. Embeddings are with the half that they belong to, ops in no module with
-    the layer that they follow.
+    Four functions have at most 15 ways. Embeddings are with their encoder or decoder, ops in no module with the layer
+    before them.
     """
     layers, gpus = find_layers(problem), accelerators(problem)
     of_layer = [_function(name) for name in layers.names]
@@ -31,13 +31,13 @@ def split_by_function(problem: Problem) -> Ints:
 
 
 def _function(path: str) -> int:
-    """Returns the number of a module's function, -1 for none."""
+    """Returns the number of a module's function, -1 if it has none."""
     name = path.partition(".")[0]
     return FUNCTIONS.index(name) if name in FUNCTIONS else -1
 
 
 def ways_to_share(members: int, most_parts: int) -> Iterator[tuple[int, ...]]:
-    """Yields every way to put members into parts, as the part of each; a part is named by when it is first used."""
+    """Yields every way to put members into parts, as the part of each; parts are numbered as they come into use."""
 
     def extend(parts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         if len(parts) == members:

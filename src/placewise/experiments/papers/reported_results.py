@@ -1,7 +1,7 @@
-"""What the papers reported: their result tables, and the strategy of ours that stands beside each column.
+"""What the papers reported: their result tables, and which strategy of ours reproduces each column.
 
-Numbers are seconds of a training step as printed, None where the step did not fit. Sizes that a paper does not state are
-the zoo's (docs/zoo.md). Machines are the presets that come closest; what differs stands in `Paper.notes`.
+Numbers are seconds per training step as printed, None if the step did not fit. Sizes that a paper does not state are the
+zoo's (docs/zoo.md). Machines are the closest presets; `Paper.notes` has the differences.
 
     post            Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy
                     Optimization. NeurIPS 2018. Table 1, and the appendix's comparison with other searches.
@@ -17,14 +17,14 @@ from placewise.core.errors import InputError
 
 OWN = "placewise"  # the column of our default strategy
 
-BY_FUNCTION = "by function"  # the column of NMT's encoder, decoder, attention and softmax, each whole
+BY_FUNCTION = "by function"  # the column of NMT with encoder, decoder, attention and softmax each on one GPU
 
-HEFT_EXPECTS = "HEFT expects"  # the column of what HEFT's own model says, in which copies wait for nothing
+HEFT_EXPECTS = "HEFT expects"  # the column of the time that HEFT's own model predicts, in which copies never wait
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A column of a table, and the strategy that makes ours."""
+    """A column of a paper's table, and the strategy that reproduces it."""
 
     name: str
     strategy: str
@@ -40,11 +40,11 @@ class PaperRow:
     model: str
     cluster: str
     reported: Mapping[str, float | None] = field(default_factory=dict)  # by column; None: out of memory
-    quick_model: str = ""  # a smaller one of the same kind; none: not in the quick version
+    quick_model: str = ""  # a smaller one of the same kind; empty: not in the quick version
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The row's title."""
         return f"{self.family}, {self.num_gpus} GPUs"
 
 
@@ -57,9 +57,9 @@ class Paper:
     system: str  # the column that the paper is about
     columns: tuple[PaperColumn, ...]
     rows: tuple[PaperRow, ...]
-    compared: tuple[str, ...]  # the columns that the system's ratios are to
+    compared: tuple[str, ...]  # columns that the system is compared with
     quick_evaluations: int
-    fitted: Mapping[str, str] = field(default_factory=dict)  # kind of device -> the column that a calibration may look at
+    fitted: Mapping[str, str] = field(default_factory=dict)  # kind of device -> the column that its calibration uses
     notes: tuple[str, ...] = ()
 
 
@@ -77,7 +77,7 @@ CPU, SCOTCH, MINCUT = (
 
 AUTO = PaperColumn(OWN, "auto")
 
-SMALL_NMT, SMALL_RNNLM = "length=5", "steps=5"  # of quick models: few steps of the full width
+SMALL_NMT, SMALL_RNNLM = "length=5", "steps=5"  # quick models: full width, few time steps
 
 
 def _reported(names: Iterable[str], *seconds: float | None) -> dict[str, float | None]:
@@ -95,12 +95,22 @@ POST = Paper(
     "Post (NeurIPS 2018), table 1",
     "Post",
     (
-        *(ONE, EXPERT, METIS, PaperColumn("policy gradient", "policy-gradient"), PaperColumn("PPO", "ppo")),
-        *(PaperColumn("cross-entropy", "cross-entropy"), PaperColumn("Post", "post"), AUTO),
+        ONE,
+        EXPERT,
+        METIS,
+        PaperColumn("policy gradient", "policy-gradient"),
+        PaperColumn("PPO", "ppo"),
+        PaperColumn("cross-entropy", "cross-entropy"),
+        PaperColumn("Post", "post"),
+        AUTO,
     ),
     (
         PaperRow(
-            *("RNNLM", 2, "rnnlm:layers=4", "2xK80", _reported(_POST, 0.44, 0.89, 1.81, 0.66, 0.44)),
+            "RNNLM",
+            2,
+            "rnnlm:layers=4",
+            "2xK80",
+            _reported(_POST, 0.44, 0.89, 1.81, 0.66, 0.44),
             f"rnnlm:layers=4,{SMALL_RNNLM}",
         ),
         PaperRow("ResNet-50", 2, "resnet", "2xK80", _reported(_POST, 0.86, 0.86, 4.47, 1.49, 0.86), "resnet"),
@@ -117,7 +127,11 @@ POST = Paper(
         ),
         *(
             PaperRow(
-                *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK80", _reported(_POST, None, *seconds)),
+                f"NMT-{layers}",
+                layers,
+                f"nmt:layers={layers}",
+                f"{layers}xK80",
+                _reported(_POST, None, *seconds),
                 f"nmt:layers={layers},{SMALL_NMT}",
             )
             for layers, seconds in _POST_NMT.items()
@@ -126,34 +140,34 @@ POST = Paper(
     ("single GPU", "expert", "policy gradient"),
     quick_evaluations=240,
     fitted={"gpu": "single GPU"},
-    notes=("PPO and cross-entropy are the paper's figure 2, which has no seconds of their best placements.",),
+    notes=("PPO and cross-entropy are in the paper's figure 2, which does not have the times of their best placements.",),
 )
 
 # --- Post, appendix ---
 
-_APPENDIX = ("single GPU", "random search", "hill climbing", "genetic", "HEFT", "Post")  # the first from table 1
+_APPENDIX = ("single GPU", "random search", "hill climbing", "genetic", "HEFT", "Post")  # the first is from table 1
 
 POST_APPENDIX = Paper(
     "post-appendix",
     "Post (NeurIPS 2018), appendix: other searches",
     "Post",
     (
-        *(
-            ONE,
-            PaperColumn("random search", "random"),
-            PaperColumn("hill climbing", "hill-climb", {"start": "random"}),
-        ),
-        *(
-            PaperColumn("genetic", "genetic", {"start": "random"}),
-            PaperColumn("HEFT", "heft"),
-            PaperColumn("Post", "post"),
-            AUTO,
-        ),
+        ONE,
+        PaperColumn("random search", "random"),
+        PaperColumn("hill climbing", "hill-climb", {"start": "random"}),
+        PaperColumn("genetic", "genetic", {"start": "random"}),
+        PaperColumn("HEFT", "heft"),
+        PaperColumn("Post", "post"),
+        AUTO,
     ),
     (
         PaperRow("ResNet-50", 2, "resnet", "2xK80", _reported(_APPENDIX, 0.86, 1.64, 1.52, 1.56, 3.41, 0.86), "resnet"),
         PaperRow(
-            *("Inception-V3", 4, "inception-v3", "4xK80", _reported(_APPENDIX, 1.75, 1.92, 1.86, 2.03, 3.31, 1.19)),
+            "Inception-V3",
+            4,
+            "inception-v3",
+            "4xK80",
+            _reported(_APPENDIX, 1.75, 1.92, 1.86, 2.03, 3.31, 1.19),
             "inception-v3",
         ),
         PaperRow("NMT-2", 2, "nmt:layers=2", "2xK80", {}, f"nmt:layers=2,{SMALL_NMT}"),
@@ -162,8 +176,8 @@ POST_APPENDIX = Paper(
     ("single GPU", "random search", "HEFT"),
     quick_evaluations=240,
     notes=(
-        "The NMT rows are ours: the paper has the first two alone.",
-        "Hill climbing and the genetic algorithm begin at random placements; where the paper's begin is not stated.",
+        "The NMT rows are ours: the paper has only the first two rows.",
+        "Hill climbing and the genetic algorithm start from random placements; the paper does not state where its start.",
     ),
 )
 
@@ -178,24 +192,35 @@ SPOTLIGHT = Paper(
     (ONE, EXPERT, METIS, PaperColumn("ColocRL", "colocrl"), PaperColumn("Spotlight", "spotlight"), AUTO),
     (
         PaperRow(
-            *("CIFAR-10 CNN", 2, "cifar-cnn", "2xK80"),
+            "CIFAR-10 CNN",
+            2,
+            "cifar-cnn",
+            "2xK80",
             _reported(("single GPU", "ColocRL", "Spotlight"), 1.0, 0.70 / 0.609, 0.70),
             "cifar-cnn",
         ),
         PaperRow(
-            *("RNNLM", 4, "rnnlm:layers=4", "4xK80", _reported(_SPOTLIGHT, 3.86, 6.12, 3.15, 2.27)),
+            "RNNLM",
+            4,
+            "rnnlm:layers=4",
+            "4xK80",
+            _reported(_SPOTLIGHT, 3.86, 6.12, 3.15, 2.27),
             f"rnnlm:layers=4,{SMALL_RNNLM}",
         ),
         PaperRow(
-            *("NMT-8", 4, "nmt:layers=8", "4xK80", _reported(_SPOTLIGHT, 5.54, 10.50, 4.74, 3.62)),
+            "NMT-8",
+            4,
+            "nmt:layers=8",
+            "4xK80",
+            _reported(_SPOTLIGHT, 5.54, 10.50, 4.74, 3.62),
             f"nmt:layers=8,{SMALL_NMT}",
         ),
     ),
     ("single GPU", "expert", "ColocRL"),
     quick_evaluations=40,
     notes=(
-        "CIFAR-10: the paper says shares of the training time, so its figures are in units of one GPU's.",
-        "The paper does not say how many layers its RNNLM has: 4, as the same authors' Post has, are our choice.",
+        "CIFAR-10: the paper reports shares of the training time, so its figures are relative to one GPU.",
+        "The paper does not say how many layers its RNNLM has; we chose 4, as in Post by the same authors.",
     ),
 )
 
@@ -214,19 +239,33 @@ HDP = Paper(
     "HDP (ICLR 2018), table 1",
     "HDP",
     (
-        *(CPU, ONE, EXPERT, SCOTCH, MINCUT, PaperColumn("HDP", "hdp")),
-        *(PaperColumn("random groups", "hdp", {"grouping": "random"}), AUTO),
+        CPU,
+        ONE,
+        EXPERT,
+        SCOTCH,
+        MINCUT,
+        PaperColumn("HDP", "hdp"),
+        PaperColumn("random groups", "hdp", {"grouping": "random"}),
+        AUTO,
     ),
     (
         PaperRow(
-            *("Inception-V3", 2, "inception-v3", "2xK40", _reported(_HDP, 0.61, 0.15, 0.15, 0.93, 0.82, 0.13)),
+            "Inception-V3",
+            2,
+            "inception-v3",
+            "2xK40",
+            _reported(_HDP, 0.61, 0.15, 0.15, 0.93, 0.82, 0.13),
             "inception-v3",
         ),
         PaperRow("ResNet-152", 2, "resnet:depth=152", "2xK40", _reported(_HDP[1:], 1.18, 1.18, 6.27, 2.92, 1.18)),
         PaperRow("RNNLM", 2, "rnnlm", "2xK40", _reported(_HDP, 6.89, 1.57, 1.57, 5.62, 5.21, 1.57), f"rnnlm:{SMALL_RNNLM}"),
         *(
             PaperRow(
-                *(f"NMT-{layers}", layers, f"nmt:layers={layers}", f"{layers}xK40", _reported(_HDP, *seconds)),
+                f"NMT-{layers}",
+                layers,
+                f"nmt:layers={layers}",
+                f"{layers}xK40",
+                _reported(_HDP, *seconds),
                 f"nmt:layers={layers},{SMALL_NMT}" if layers < 8 else "",
             )
             for layers, seconds in _HDP_NMT.items()
@@ -235,7 +274,7 @@ HDP = Paper(
     ("single GPU", "expert", "Scotch", "MinCut"),
     quick_evaluations=40,
     fitted={"cpu": "CPU only", "gpu": "single GPU"},
-    notes=("Random groups: the paper says in words that they are worse, without seconds.",),
+    notes=("Random groups: the paper says that they are worse, without figures.",),
 )
 
 # --- ColocRL ---
@@ -251,15 +290,21 @@ COLOCRL = Paper(
         PaperRow(family, gpus, model, f"{gpus}xK80", _reported(_COLOCRL, *seconds), quick)
         for family, model, quick, both in (
             (
-                *("RNNLM", "rnnlm", f"rnnlm:{SMALL_RNNLM}"),
+                "RNNLM",
+                "rnnlm",
+                f"rnnlm:{SMALL_RNNLM}",
                 {2: (6.89, 1.57, 13.43, 11.94, 3.81, 1.57), 4: (6.89, 1.57, 11.52, 10.44, 4.46, 1.57)},
             ),
             (
-                *("NMT-2", "nmt:layers=2", f"nmt:layers=2,{SMALL_NMT}"),
+                "NMT-2",
+                "nmt:layers=2",
+                f"nmt:layers=2,{SMALL_NMT}",
                 {2: (10.72, None, 14.19, 11.54, 4.99, 4.04), 4: (10.72, None, 11.23, 11.78, 4.73, 3.92)},
             ),
             (
-                *("Inception-V3", "inception-v3", "inception-v3"),
+                "Inception-V3",
+                "inception-v3",
+                "inception-v3",
                 {2: (26.21, 4.60, 25.24, 22.88, 11.22, 4.60), 4: (26.21, 4.60, 23.41, 24.52, 10.65, 3.85)},
             ),
         )
@@ -269,8 +314,8 @@ COLOCRL = Paper(
     quick_evaluations=40,
     fitted={"cpu": "CPU only", "gpu": "single GPU"},
     notes=(
-        "The presets with K80s have Post's CPU of 8 cores.",
-        "The paper's expert splits Inception-V3; ours, as HDP's and Post's, has a CNN on one GPU.",
+        "The K80 presets have Post's CPU, with 8 cores.",
+        "The paper's expert splits Inception-V3; ours puts CNNs on one GPU, like those of HDP and Post.",
     ),
 )
 
@@ -278,7 +323,7 @@ PAPERS = {paper.name: paper for paper in (POST, POST_APPENDIX, SPOTLIGHT, HDP, C
 
 
 def paper_of(name: str) -> Paper:
-    """Returns the table of that name."""
+    """Returns the paper of that name."""
     if name not in PAPERS:
         raise InputError(f"there is no paper {name!r}; the papers are {', '.join(PAPERS)}")
     return PAPERS[name]

@@ -1,4 +1,4 @@
-"""A paper's table again: every column with the same budget on models of the same machines, every search recorded."""
+"""A paper's table reproduced: every column with the same budget on simulated machines, every search recorded."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -29,28 +29,28 @@ FORMAT, VERSION = "placewise-reproduction", 1
 
 @dataclass(frozen=True)
 class Effort:
-    """What each search may spend; searches that count evaluations find the same on every machine."""
+    """What each search may spend, in evaluations, so that results are the same on every computer."""
 
     evaluations: int = DEFAULT_EVALUATIONS
-    own_evaluations: int = 240  # of auto, which judges most placements by its own model: some 10 s
+    own_evaluations: int = 240  # for auto, which judges most placements with its own model: about 10 s
     seeds: int = 5
     is_quick: bool = False
 
 
 def quick(paper: Paper) -> Effort:
-    """Returns the effort of the quick version of a table."""
+    """Returns the effort for the quick version of a table."""
     return Effort(paper.quick_evaluations, own_evaluations=40, seeds=2, is_quick=True)
 
 
 @dataclass(frozen=True)
 class Machines:
-    """How the papers' machines are modelled."""
+    """How the papers' machines are simulated."""
 
     calibration: Calibration | None = None  # None: the presets' devices
-    slower_links: float = 1.0  # a what-if: every copy takes this many times as long
+    slower_links: float = 1.0  # what if every copy took this many times as long
 
     def named(self, name: str) -> Cluster:
-        """Returns the machine in place of a preset."""
+        """Returns the machine for a preset's name."""
         cluster = Cluster.load(name)
         if self.calibration is not None:
             cluster = calibrated(cluster, self.calibration)
@@ -58,7 +58,7 @@ class Machines:
 
 
 def slowed(cluster: Cluster, factor: float) -> Cluster:
-    """Returns the cluster with links on which every copy takes `factor` times as long."""
+    """Returns the cluster with slower links: every copy takes `factor` times as long."""
     links = tuple(
         replace(link, bytes_per_second=link.bytes_per_second / factor, latency_seconds=link.latency_seconds * factor)
         for link in cluster.links
@@ -68,18 +68,18 @@ def slowed(cluster: Cluster, factor: float) -> Cluster:
 
 @dataclass(frozen=True)
 class ReproducedRow:
-    """A row with what was found for it."""
+    """A row of a paper, and what we found for it."""
 
     row: PaperRow
     num_ops: int
     num_groups: int
     bound_seconds: float | None
-    found: dict[str, Found]  # by column; those that were not begun are missing
+    found: dict[str, Found]  # by column; those that were not started are missing
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper's table beside ours."""
+    """A paper's table and ours."""
 
     paper: Paper
     effort: Effort
@@ -100,9 +100,9 @@ def reproduce(
     run_file: str | Path | None = None,
     on_found: Told = lambda row, column, found: None,
 ) -> Reproduction:
-    """Returns a paper's table, or what there is of it when Ctrl-C is pressed.
+    """Returns a paper's table and ours; Ctrl-C ends it with the rows so far.
 
-    `families` are the only models to look at. With a run file every evaluation is kept, and the next call goes on there.
+    `families` restricts it to these models. With a run file every evaluation is recorded, and the next call continues.
     """
     results: list[ReproducedRow] = []
     is_complete = False
@@ -118,20 +118,20 @@ def reproduce(
 
 
 def rows_of(paper: Paper, effort: Effort, families: tuple[str, ...] = ()) -> tuple[PaperRow, ...]:
-    """Returns the rows to look at, in the quick version those with a small model."""
+    """Returns the rows to reproduce; in the quick version those that have a smaller model."""
     rows = [row for row in paper.rows if not families or row.family in families]
     if effort.is_quick:
         rows = [replace(row, model=row.quick_model) for row in rows if row.quick_model]
     return tuple(rows)
 
 
-_graph = lru_cache(maxsize=3)(load_graph)  # rows of one model stand together
+_graph = lru_cache(maxsize=3)(load_graph)  # rows with the same model follow each other
 
 
 def _searches(
     paper: Paper, row: PaperRow, effort: Effort, machines: Machines, run_file: Path, on_found: Told
 ) -> Iterator[ReproducedRow]:
-    """Yields the row's result, with one column more each time."""
+    """Yields the result of a row, each time with one more column."""
     problem = Problem.of(_graph(row.model), machines.named(row.cluster))
     contest = Contest(problem, Simulator(problem), row.model, problem.cluster.name, run_file)
     limit = find_bound(problem)
@@ -146,7 +146,7 @@ def _searches(
 
 
 def _extras(contest: Contest) -> dict[str, Found]:
-    """Returns columns that claims need and that no strategy makes."""
+    """Returns columns that claims need but no strategy has."""
     extras = {}
     placements = split_by_function(contest.problem)
     if len(placements):
@@ -160,7 +160,7 @@ def _extras(contest: Contest) -> dict[str, Found]:
 
 
 def write_reproduction(reproduction: Reproduction, verdicts: list[dict[str, Any]], path: str | Path) -> None:
-    """Writes all that was found as one JSON file."""
+    """Writes all results as one JSON file."""
     write_bytes(path, (json.dumps(reproduction_data(reproduction, verdicts), indent=1, allow_nan=False) + "\n").encode())
 
 
@@ -173,7 +173,7 @@ def write_reproduction_figures(reproduction: Reproduction, folder: str | Path) -
 
 
 def reproduction_data(reproduction: Reproduction, verdicts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns all that was found, as JSON has it."""
+    """Returns all results as plain data."""
     return {
         "format": FORMAT,
         "version": VERSION,

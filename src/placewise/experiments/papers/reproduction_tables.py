@@ -1,4 +1,4 @@
-"""A reproduction as tables: for a terminal, and for a page in Markdown."""
+"""A reproduction as tables, for a terminal and for a Markdown page."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,13 +9,13 @@ from placewise.experiments.papers.reproduction import Reproduction
 from placewise.experiments.recorded_searches import Found
 from placewise.report.markdown_tables import markdown_table
 
-Cells = tuple[list[str], list[list[str]]]  # a header, and the lines below it
+Cells = tuple[list[str], list[list[str]]]  # a header and the lines below it
 
 OOM = "OOM"
 
 
 def seconds_table(reproduction: Reproduction) -> Cells:
-    """Returns the paper's seconds / ours, the median over the seeds, for every row and column."""
+    """Returns the paper's seconds / ours for every row and column; ours are medians over the seeds."""
     names = [column.name for column in reproduction.paper.columns]
     names += [BY_FUNCTION] if any(BY_FUNCTION in result.found for result in reproduction.results) else []
     lines = []
@@ -30,7 +30,7 @@ def seconds_table(reproduction: Reproduction) -> Cells:
 
 
 def ratio_table(reproduction: Reproduction) -> Cells:
-    """Returns the ratios that carry the paper's claims: its system to other columns, the paper's / ours."""
+    """Returns the ratios that the paper's claims are about: its system to other columns, the paper's / ours."""
     paper = reproduction.paper
     lines = [
         [
@@ -46,7 +46,7 @@ def ratio_table(reproduction: Reproduction) -> Cells:
 
 
 def effort_table(reproduction: Reproduction) -> Cells:
-    """Returns what each column cost and how its seeds differ: the largest (worst / best - 1) of a row."""
+    """Returns what each column cost, and how much its seeds differ: the largest (worst / best - 1) of all rows."""
     lines = []
     for column in reproduction.paper.columns:
         found = [result.found[column.name] for result in reproduction.results if column.name in result.found]
@@ -54,12 +54,11 @@ def effort_table(reproduction: Reproduction) -> Cells:
         settings = ", ".join(f"{name}={value}" for name, value in column.settings.items())
         lines.append(
             [
-                *(
-                    column.name,
-                    f"{column.strategy} {settings}".strip(),
-                    str(max([len(f.step_seconds) for f in found], default=0)),
-                ),
-                *(f"{max([f.evaluations for f in found], default=0):,}", f"{max(spreads, default=0.0):.1%}"),
+                column.name,
+                f"{column.strategy} {settings}".strip(),
+                str(max([len(f.step_seconds) for f in found], default=0)),
+                f"{max([f.evaluations for f in found], default=0):,}",
+                f"{max(spreads, default=0.0):.1%}",
                 f"{sum(f.search_seconds for f in found):,.0f}",
             ]
         )
@@ -67,7 +66,7 @@ def effort_table(reproduction: Reproduction) -> Cells:
 
 
 def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yields a line for each claim: whether it holds, the figures, and why not."""
+    """Yields a line for each claim: whether it holds, the figures, and what we think if it does not hold."""
     for verdict in verdicts:
         word = {True: "yes", False: "no", None: "not measured"}[verdict.holds]
         word += (
@@ -86,7 +85,7 @@ def _figures(verdict: Verdict) -> str:
 
 
 def calibration_tables(calibration: Calibration) -> tuple[Cells, Cells]:
-    """Returns the fitted figures beside the presets', and how well they fit."""
+    """Returns a table of the presets' and the fitted figures, and one of how well they fit."""
     figures = [
         [
             kind,
@@ -99,8 +98,12 @@ def calibration_tables(calibration: Calibration) -> tuple[Cells, Cells]:
     ]
     fits = [
         [
-            *(fit.model, fit.kind, _reported(fit.reported_seconds), _seconds(fit.preset_seconds)),
-            *(_seconds(fit.fitted_seconds), f"{fit.fitted_seconds / fit.reported_seconds - 1:+.0%}"),
+            fit.model,
+            fit.kind,
+            _reported(fit.reported_seconds),
+            _seconds(fit.preset_seconds),
+            _seconds(fit.fitted_seconds),
+            f"{fit.fitted_seconds / fit.reported_seconds - 1:+.0%}",
         ]
         for fit in calibration.fits
     ]
@@ -109,15 +112,13 @@ def calibration_tables(calibration: Calibration) -> tuple[Cells, Cells]:
 
 
 def heading(reproduction: Reproduction) -> str:
-    """Returns one line on what was done."""
+    """Returns one line on budgets, seeds and machines."""
     effort = reproduction.effort
-    version = (
-        "quick version (it shows that all works; it is too small to judge claims)" if effort.is_quick else "full version"
-    )
+    version = "quick version (shows that everything works, too small to judge claims)" if effort.is_quick else "full version"
     machines = reproduction.machines
-    machine = "presets" if machines.calibration is None else f"calibrated by {machines.calibration.paper}"
+    machine = "presets" if machines.calibration is None else f"fitted to {machines.calibration.paper}"
     machine += "" if machines.slower_links == 1.0 else f", links {machines.slower_links:g} times slower"
-    done = "" if reproduction.is_complete else "; stopped before the end"
+    done = "" if reproduction.is_complete else "; interrupted"
     return (
         f"{version}: {effort.evaluations:,} evaluations, {effort.own_evaluations:,} for placewise, "
         f"{effort.seeds} seeds, machines: {machine}{done}"
@@ -125,15 +126,15 @@ def heading(reproduction: Reproduction) -> str:
 
 
 def reproduction_page(reproduction: Reproduction) -> Iterator[str]:
-    """Yields the lines of a page."""
-    yield f"# {reproduction.paper.title}, again"
+    """Yields the lines of a Markdown page."""
+    yield f"# {reproduction.paper.title}, reproduced"
     yield f"    {reproduce_command(reproduction)}"
     yield ""
     yield heading(reproduction)[0].upper() + heading(reproduction)[1:] + "."
     for title, cells in (
-        ("Seconds of a step", seconds_table(reproduction)),
+        ("Seconds per step", seconds_table(reproduction)),
         ("Ratios", ratio_table(reproduction)),
-        ("What it took", effort_table(reproduction)),
+        ("Search effort", effort_table(reproduction)),
     ):
         yield from ("", f"## {title}", *markdown_table(*cells))
     yield from ("", "## Claims", *(f"- {line}" for line in claim_lines(judge(reproduction))))
