@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from placewise.cli import main
-from placewise.experiments.bench.headless_browser import hover_op, open_browser, open_page
+from placewise.experiments.bench.headless_browser import LONGEST_OP, hover_op, open_browser, open_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
-LONGEST = "placewise.state.plan.seconds.reduce((best, s, i, all) => (s > all[best] ? i : best), 0)"
 
 
 class Picture(NamedTuple):
@@ -36,7 +35,7 @@ def take(picture: Picture) -> None:
         assert main([*command, "--report", str(path)]) == 0
         page = open_page(browser, path)
         page.set_viewport_size({"width": picture.width, "height": picture.height})
-        hover_op(page, page.evaluate(LONGEST))
+        hover_op(page, page.evaluate(LONGEST_OP))
         page.evaluate("scrollTo(0, 0)")
         page.screenshot(path=FOLDER / f"{picture.name}.png")
 

@@ -23,7 +23,7 @@ from placewise.run.step.compiling import compile_placement
 from placewise.run.step.residents import Residents
 from placewise.run.step.train_step import TrainStep
 
-LAYERS, WIDTH, ROWS = 4, 512, 512  # of a branch: products of a few milliseconds on one core
+LAYERS, WIDTH, ROWS = 4, 512, 512  # of a branch: matrix products of a few milliseconds on one core
 
 CELLS = 60  # of the step with tiny tensors
 

@@ -8,7 +8,7 @@ from placewise.core.problem import Problem
 
 
 def generated_graph(num_ops: int, seed: int = 0) -> Graph:
-    """Returns a graph of ops that each read one to three of the 200 tensors made last, with a parameter for every tenth."""
+    """Returns a graph whose ops each read one to three of the last 200 tensors; there is a parameter for every tenth op."""
     rng = np.random.default_rng(seed)
     num_parameters = num_ops // 10
     n = np.arange(num_ops)
@@ -38,7 +38,7 @@ def generated_graph(num_ops: int, seed: int = 0) -> Graph:
 
 
 def some_placements(problem: Problem, batch: int) -> dict[str, Ints]:
-    """Returns placements at random, and in contiguous parts with one group in fifty elsewhere: [batch, groups] each."""
+    """Returns random placements, and contiguous parts with one group in fifty elsewhere: [batch, groups] each."""
     rng = np.random.default_rng(0)
     anywhere = rng.integers(problem.num_devices, size=(batch, problem.num_groups))
     parts = np.arange(problem.num_groups) * problem.num_devices // problem.num_groups

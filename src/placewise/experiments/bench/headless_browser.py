@@ -1,4 +1,4 @@
-"""Pages in headless Chromium, which playwright drives."""
+"""Pages in headless Chromium, driven by playwright."""
 
 import os
 import shutil
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
-QUIETLY = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update")
 
 DRAWN = "window.placewise?.state.frames > 0"
+
+LONGEST_OP = "placewise.state.plan.seconds.reduce((best, s, i, all) => (s > all[best] ? i : best), 0)"
 
 ZOOM = """async (frames) => {
   const canvas = document.getElementById("timeline"), box = canvas.getBoundingClientRect();
@@ -44,13 +46,13 @@ def open_browser() -> "Iterator[Browser]":
     """Gives a headless Chromium; an InputError says what is missing."""
     path = find_browser()
     if path is None:
-        raise InputError("a page is tried in Chromium: install Debian's package chromium, or Google Chrome")
+        raise InputError("Chromium is missing: install Debian's package chromium, or Google Chrome")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        raise InputError("a browser is driven by playwright: pip install 'placewise[dev]'") from None
+        raise InputError("playwright is missing: pip install 'placewise[dev]'") from None
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(QUIETLY))
+        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS))
         try:
             yield browser
         finally:
@@ -66,9 +68,9 @@ def open_page(browser: "Browser", path: str | Path, **options: Any) -> "Page":
 
 
 def wait_until(page: "Page", condition: str) -> None:
-    """Waits until an expression of JavaScript is true, at most 30 seconds.
+    """Waits until a JavaScript expression is true, at most 30 seconds.
 
-    Playwright's own way to wait evaluates texts later on, which the page does not allow to anybody.
+    Playwright's own way to wait evaluates strings, which the page's Content-Security-Policy forbids.
     """
     page.evaluate(
         f"""() => new Promise((done, fail) => {{
@@ -91,10 +93,10 @@ def hover_op(page: "Page", op: int) -> None:
 
 
 def page_speed(browser: "Browser", path: str | Path, frames: int = 120) -> dict[str, float]:
-    """Returns the seconds from opening a page until it has shown an op's card, and the frames a second of zooming."""
+    """Returns the seconds from opening a page until it shows an op's card, and the frames per second when zooming."""
     started = time.perf_counter()
     page = open_page(browser, path)
-    hover_op(page, page.evaluate("placewise.state.plan.seconds.reduce((best, s, i, all) => (s > all[best] ? i : best), 0)"))
+    hover_op(page, page.evaluate(LONGEST_OP))
     usable = time.perf_counter() - started
     speed = float(page.evaluate(ZOOM, frames))
     page.close()

@@ -40,7 +40,7 @@ from placewise.search.request import Request
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
-MEASURING = "post"  # it goes on with measurements where its search in the simulator has ended
+MEASURING = "post"  # continues with measurements when its search in the simulator has ended
 
 
 def predict_and_measure(options: Prediction, cluster: Cluster, tell: Callable[[str], None]) -> tuple[Rows, bool]:

@@ -156,7 +156,7 @@ def pipelined_seconds(problem: Problem) -> float | None:
     """Returns the step of a perfect pipeline over all GPUs, without copies, memory or host; None without micro-batches.
 
     GPipe (Huang et al. 2019): with M micro-batches on S equal devices a step takes T (M + S - 1) / (M S), T being its time
-    on one of them. Where they differ, the sum of their speeds 1 / T[d] stands for S / T.
+    on one of them. If they differ, the sum of their speeds 1 / T[d] replaces S / T.
     """
     batches = int(problem.graph.ops.micro_batches.max(initial=0)) + 1
     gpus = [d for d, device in enumerate(problem.cluster.devices) if device.kind == "gpu"]
