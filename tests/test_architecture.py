@@ -117,6 +117,24 @@ def test_heavy_packages_are_loaded_only_when_used(module: str) -> None:
         assert top_level <= {*sys.stdlib_module_names, "numpy", "placewise"}
 
 
+def test_no_public_name_has_two_homes() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in ast.parse((SOURCE / module).read_text(encoding="utf-8")).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    shared = {name: found for name, found in homes.items() if len(found) > 1}
+    assert shared == {}
+
+
+def test_no_two_modules_have_one_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        if not module.endswith("__init__.py"):
+            homes.setdefault(Path(module).stem, []).append(module)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_every_public_name_resolves() -> None:
     assert list(placewise.__all__) == sorted(placewise.__all__)
     for name in placewise.__all__:
