@@ -1,4 +1,4 @@
-"""Prints the shape of the code in numbers: files, lines, names with two homes, and the modules that one command passes through.
+"""Prints the shape of the code in numbers: files, lines, names with two homes, and what a command passes through.
 
 python scripts/shape.py
 python scripts/shape.py place rnnlm --cluster 2xK80 --budget 5 --report page.html
