@@ -33,7 +33,7 @@ def test_the_tiny_graph_knows_who_makes_and_who_reads() -> None:
 
 
 def test_a_graph_prints_in_one_line() -> None:
-    assert str(tiny_graph()) == repr(tiny_graph()) == "Graph('test': 4 ops in 3 groups, 6 tensors)"
+    assert str(tiny_graph()) == repr(tiny_graph()) == "Graph('tiny': 4 ops in 3 groups, 6 tensors)"
 
 
 def test_an_empty_graph_has_nothing() -> None:
