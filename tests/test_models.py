@@ -1,4 +1,4 @@
-"""MODEL as path/to/file.py:function: from another folder, with neighbours, wrong in every way, and measured."""
+"""MODEL as path/to/file.py:function and as package.module:function: what they return, and what can be wrong."""
 
 import json
 import os
@@ -7,10 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from placewise.cli import main
-from placewise.core.errors import ModelError
+from placewise.core.errors import CaptureError, ModelError
+from placewise.graph_capture.training_step import TrainingStep
 from placewise.models import load_graph, load_step
 
 STEP = """
@@ -106,3 +108,85 @@ def test_a_process_that_measures_loads_the_file_again(capsys: pytest.CaptureFixt
     found = json.loads(capsys.readouterr().out)
     assert (found["evaluations"], found["fits"]) == (2, True)
     assert 0 < found["step_seconds"] < float("inf")
+
+
+# --- package.module:function ---
+
+USER_MODULE = """
+import torch
+import placewise as pw
+from placewise.graph_capture.training_step import TrainingStep
+
+def parts():
+    model = torch.nn.Linear(2, 2)
+    assert model.weight.is_meta
+    return model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.ones(4, 2), torch.ones(4, 2))
+
+def step():
+    return TrainingStep(*parts(), micro_batches=2)
+
+def captured():
+    return pw.capture(*parts(), name="mine")
+
+def graph():
+    return captured().graph
+
+def number():
+    return 7
+
+def raises():
+    raise ValueError("no\\nsuch thing")
+
+def fails():
+    model, _, optimizer, batch = parts()
+    def loss(out, y):
+        return out.sum() if out.sum() > 0 else y.sum()
+    return model, loss, optimizer, batch
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"steps_of_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(USER_MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+@pytest.mark.parametrize("function", ["parts", "step", "captured", "graph"])
+def test_a_function_of_the_user_gives_a_graph(user_module: str, function: str) -> None:
+    graph = load_graph(f"{user_module}:{function}")
+    assert "addmm" in graph.ops.names
+    assert graph.name == {"captured": "mine", "graph": "mine"}.get(function, f"{user_module}:{function}")
+    assert np.unique(graph.ops.micro_batches).tolist() == ([-1, 0, 1] if function == "step" else [-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        ("number", ModelError, "returned a int"),
+        ("raises", ModelError, r"ValueError: no such thing \(\w+\.py:24\)$"),
+        ("missing", ModelError, "there is no function 'missing'"),
+        ("fails", CaptureError, r"a condition \(bool\) needs the value of a tensor.*\(\w+\.py:29\)$"),
+    ],
+)
+def test_what_a_function_of_the_user_can_do_wrong(
+    user_module: str, function: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        load_graph(f"{user_module}:{function}")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_wrong_models(user_module: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"No module named 'nowhere'$"):
+        load_graph("nowhere:step")
+    with pytest.raises(ModelError, match=r"is neither a file, nor a function"):
+        load_graph("no such model")
+    with pytest.raises(ModelError, match="returns a graph, which can't be run"):
+        load_step(f"{user_module}:graph")
+    (tmp_path / "graph.json").write_text("{}")
+    with pytest.raises(ModelError, match="is a graph file, which can't be run"):
+        load_step(str(tmp_path / "graph.json"))
+    assert isinstance(load_step(f"{user_module}:step").step, TrainingStep)

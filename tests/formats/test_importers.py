@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-import runpy
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from placewise.formats.importers import (
     read_dnn_partitioning,
     read_pipedream,
 )
+from placewise.simulate import reference
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT / ".." / "shared"
@@ -38,14 +39,8 @@ def files(paths: list[Path]) -> pytest.MarkDecorator:
 
 
 def simulate(graph: Graph, cluster: Cluster, placement: list[str]) -> dict[str, Any]:
-    """Returns what the reference simulator, the definition, says of a placement."""
-    reference = SHARED / "reference" / "simulate.py"
-    if not reference.exists():
-        pytest.skip("../shared/reference is absent")
-    module = runpy.run_path(str(reference))
-    plain_cluster = module["tomllib"].loads(format_cluster(cluster))
-    step: dict[str, Any] = module["simulate"](json.loads(format_graph(graph)), plain_cluster, placement)
-    return step
+    """Returns the step of a placement by the reference simulator, through the files of the graph and the cluster."""
+    return reference.simulate(json.loads(format_graph(graph)), tomllib.loads(format_cluster(cluster)), placement)
 
 
 def node(identity: int, cpu: float, fpga: float, size: float, **others: Any) -> dict[str, Any]:
