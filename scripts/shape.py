@@ -43,7 +43,7 @@ def importers() -> dict[str, set[str]]:
                 for alias in node.names:
                     name = f"{node.module}.{alias.name}"
                     found[name if name in known else node.module].add(module)
-    return dict(found)
+    return {name: users for name, users in found.items() if name in known}
 
 
 class Walk:
