@@ -1,4 +1,4 @@
-"""Placement, launch order and memory as a constraint program: the whole definition, in integers."""
+"""Placement, launch order and memory as a constraint program: all that `simulate.reference` defines, in integers."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -13,28 +13,36 @@ from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups, unique_reads
 
 Literal = Any  # a Boolean variable of ortools, its negation, or a constant: 0 or 1
+UNITS = 2**30  # time units in the longest possible step
+
+
+class PossibleCopy(NamedTuple):
+    """A tensor that may be copied to a device."""
+
+    tensor: int
+    target: int
 
 
 @dataclass(frozen=True, eq=False)
 class Logic:
-    """Adds to a solver's model; literals that are known are left out of what it gets."""
+    """Adds constraints to a solver's model, without the literals whose values are known."""
 
     model: Any
 
     def imply(self, literals: list[Literal], constraint: Any) -> None:
-        """Adds a constraint that holds where all literals do."""
+        """Adds a constraint that must hold if all literals do."""
         literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
         if any(isinstance(one, int) for one in literals):
             return
         self.model.add(constraint).only_enforce_if(literals)
 
     def clause(self, literals: list[Literal]) -> None:
-        """Adds that one of the literals holds."""
+        """Adds that at least one of the literals holds."""
         if not any(isinstance(one, int) and one == 1 for one in literals):
             self.model.add_bool_or([one for one in literals if not isinstance(one, int)])
 
     def all_of(self, literals: list[Literal]) -> Literal:
-        """Returns a literal that is the conjunction."""
+        """Returns the conjunction of the literals."""
         literals = [one for one in literals if not (isinstance(one, int) and one == 1)]
         if any(isinstance(one, int) for one in literals):
             return 0
@@ -46,29 +54,32 @@ class Logic:
         return whole
 
     def any_of(self, literals: list[Literal]) -> Literal:
-        """Returns a literal that is the disjunction."""
+        """Returns the disjunction of the literals."""
         return negated(self.all_of([negated(one) for one in literals]))
 
 
-def negated(literal: Literal) -> Literal:
-    """Returns the opposite."""
-    return 1 - literal if isinstance(literal, int) else literal.negated()
-
-
-def import_solver() -> Any:
-    """Returns ortools' CP-SAT."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise StrategyError("strategy 'exact' needs ortools: pip install placewise[exact]") from None
-    return cp_model
-
-
 @dataclass(eq=False)
-class Facts:
-    """A problem, in plain lists."""
+class ConstraintProgram:
+    """The constraint program of a problem."""
 
     problem: Problem
+    longest: float  # seconds that no step exceeds
+    unit: float = field(init=False)  # seconds
+    model: Any = field(init=False)
+    logic: Logic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = import_solver().CpModel()
+        self.logic = Logic(self.model)
+        self.unit = self.longest / UNITS or 1.0
+        self._add_times()
+        self._add_copies()
+        if self.problem.cluster.dispatch_seconds > 0.0:
+            self._add_launches()
+        self._add_memory()
+        self.model.minimize(self.last)
+
+    # --- the problem, in plain lists ---
 
     @cached_property
     def ops(self) -> range:
@@ -92,134 +103,21 @@ class Facts:
 
     @cached_property
     def needs(self) -> set[tuple[int, int]]:
-        """The pairs of ops of which the second waits for the first."""
+        """The pairs of ops whose second op waits for the first."""
         writers, readers, _ = self.problem.graph.edges
         after = self.problem.graph.ops.after
         pairs = {*zip(writers.tolist(), readers.tolist(), strict=True)}
         return pairs | {*zip(after.values.tolist(), after.rows.tolist(), strict=True)}
 
     def forced(self) -> set[tuple[int, int]]:
-        """The pairs of ops of which the second depends on the first, over others too."""
-        behind: list[set[int]] = []
+        """Returns the pairs of ops whose second op depends on the first, directly or not."""
+        before: list[set[int]] = []
         for n in self.ops:
             inputs = [m for m, k in sorted(self.needs) if k == n]
-            behind.append({*inputs, *(a for m in inputs for a in behind[m])})
-        return {(m, n) for n in self.ops for m in behind[n]}
+            before.append({*inputs, *(a for m in inputs for a in before[m])})
+        return {(m, n) for n in self.ops for m in before[n]}
 
-
-class PossibleCopy(NamedTuple):
-    """A tensor that may be copied to a device."""
-
-    tensor: int
-    target: int
-
-
-def add_memory(program: "ConstraintProgram") -> None:
-    """Adds what memory allows, unless everything at once would fit every device."""
-    problem, tensors = program.problem, program.problem.graph.tensors
-    if not _matters(program):
-        return
-    storages = _storages(program)
-    alive = {(root, n): literal for root in storages for n, literal in enumerate(_alive(program, root))}
-    for d, memory in enumerate(problem.cluster.memory_bytes.tolist()):
-        resident = _resident(program, d)
-        _fit(program, resident, memory)
-        for n in program.ops:
-            made = [(root, program.logic.all_of([alive[root, n], program.on[program.home[root]][d]])) for root in storages]
-            copied = [(copy.tensor, _is_copy_alive(program, copy, n)) for copy in program.copies if copy.target == d]
-            _fit(program, [*resident, *((int(tensors.nbytes[t]), literal) for t, literal in made + copied)], memory)
-
-
-def _matters(program: "ConstraintProgram") -> bool:
-    graph = program.problem.graph
-    copied = sum(int(graph.tensors.nbytes[t]) for t in sorted({copy.tensor for copy in program.copies}))
-    own = graph.storage == np.arange(len(graph.tensors))
-    return bool(int(graph.tensors.nbytes[own].sum()) + copied > program.problem.cluster.memory_bytes.min())
-
-
-def _fit(program: "ConstraintProgram", taken: list[tuple[int, Literal]], memory: int) -> None:
-    """Adds that the bytes of those that are there fit."""
-    fixed = sum(size * literal for size, literal in taken if isinstance(literal, int))
-    program.model.add(sum(size * literal for size, literal in taken if not isinstance(literal, int)) + fixed <= memory)
-
-
-def _resident(program: "ConstraintProgram", device: int) -> list[tuple[int, Literal]]:
-    """Returns the bytes that are on a device all the time; what nobody reads and has no home is on the first."""
-    graph = program.problem.graph
-    rows = []
-    for t in np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0)).tolist():
-        size, group = int(graph.tensors.nbytes[t]), program.home[t]
-        rows.append((size, program.on[group][device] if group >= 0 else int(device == 0)))
-    return rows
-
-
-def _storages(program: "ConstraintProgram") -> list[int]:
-    """Returns the tensors that own memory which the step takes."""
-    graph = program.problem.graph
-    own = (graph.producer >= 0) & (graph.storage == np.arange(len(graph.tensors))) & (graph.tensors.nbytes > 0)
-    return [int(t) for t in np.flatnonzero(own)]
-
-
-def _alive(program: "ConstraintProgram", root: int) -> list[Literal]:
-    """Returns whether a storage is taken when each op is launched: made not later, and used then or later, or kept."""
-    graph = program.problem.graph
-    maker = int(graph.producer[root])
-    kept = int((graph.storage[graph.outputs] == root).any())
-    known, literals = _uses(program, root), []
-    for n in program.ops:
-        made = 1 if maker == n else program.before[maker, n]
-        uses = [program.logic.all_of([use, 1 if k == n else program.before[n, k]]) for k, use in known]
-        literals.append(program.logic.all_of([made, program.logic.any_of([kept, *uses])]))
-    return literals
-
-
-def _uses(program: "ConstraintProgram", root: int) -> list[tuple[int, Literal]]:
-    """Returns the ops that use a storage, and when: a write, a read on its device, or the launch of a copy."""
-    graph = program.problem.graph
-    uses: list[tuple[int, Literal]] = []
-    for t in np.flatnonzero(graph.storage == root).tolist():
-        if graph.producer[t] >= 0:
-            uses.append((int(graph.producer[t]), 1))
-        copies = [copy for copy in program.copies if copy.tensor == t]
-        for k in sorted(set(graph.readers[t].tolist())):
-            pairs = [pair for pair in program.both_on(program.group[k], program.home[t]) if pair is not None]
-            uses += [(k, program.logic.all_of(pair)) for pair in pairs]
-            uses += [(k, program.first[k, copy]) for copy in copies if (k, copy) in program.first]
-    return uses
-
-
-def _is_copy_alive(program: "ConstraintProgram", copy: PossibleCopy, n: int) -> Literal:
-    """Returns whether a copy is taken when an op is launched: a reader not later, and a reader then or later."""
-    readers = program.copies[copy]
-    here = {r: program.on[program.group[r]][copy.target] for r in readers}
-    later = program.logic.any_of([program.logic.all_of([here[r], 1 if r == n else program.before[n, r]]) for r in readers])
-    return program.logic.all_of([program.is_launched_by(copy, n), later])
-
-
-UNITS = 2**30  # that the longest step has
-
-
-@dataclass(eq=False)
-class ConstraintProgram(Facts):
-    """The constraint program of a problem."""
-
-    longest: float
-    unit: float = field(init=False)
-    model: Any = field(init=False)
-    logic: Logic = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.model = import_solver().CpModel()
-        self.logic = Logic(self.model)
-        self.unit = self.longest / UNITS or 1.0
-        self._add_times()
-        self._add_copies()
-        if self.problem.cluster.dispatch_seconds > 0.0:
-            self._add_launches()
-        add_memory(self)
-        self.model.minimize(self.last)
-
-    # --- what there is to decide ---
+    # --- decisions ---
 
     @cached_property
     def on(self) -> list[list[Literal]]:
@@ -233,7 +131,7 @@ class ConstraintProgram(Facts):
 
     @cached_property
     def before(self) -> dict[tuple[int, int], Literal]:
-        """Whether one op is launched before another; a constant where the graph says so."""
+        """Whether one op is launched before another; a constant if the graph decides it."""
         num_ops, model = self.problem.num_ops, self.model
         known: dict[tuple[int, int], Literal] = {}
         forced = self.forced()
@@ -246,7 +144,7 @@ class ConstraintProgram(Facts):
 
     @cached_property
     def position(self) -> list[Any]:
-        """When each op is launched, counted in ops."""
+        """The position of each op in the launch order."""
         places = [self.model.new_int_var(0, max(self.problem.num_ops - 1, 0), f"position {n}") for n in self.ops]
         self.model.add_all_different(places)
         return places
@@ -273,7 +171,7 @@ class ConstraintProgram(Facts):
     # --- time ---
 
     def _add_times(self) -> None:
-        """Ops of one device run one at a time in launch order, behind the ops that they need."""
+        """Ops of one device run one at a time in launch order, after the ops that they need."""
         for n in self.ops:
             self.model.add(self.end[n] <= self.last)
         for m, n in sorted(self.needs):
@@ -283,7 +181,7 @@ class ConstraintProgram(Facts):
                 if together is not None:
                     for a, b in ((m, n), (n, m)):
                         self.logic.imply([*together, self.before[a, b]], self.start[b] >= self.end[a])
-        for d in range(self.problem.num_devices):  # the same again, in the form that the solver reasons about
+        for d in range(self.problem.num_devices):  # the same again, in a form that helps the solver
             intervals = [
                 self.model.new_optional_interval_var(
                     self.start[n],
@@ -298,7 +196,7 @@ class ConstraintProgram(Facts):
             self.model.add_no_overlap(intervals)
 
     def both_on(self, g: int, h: int) -> list[list[Literal] | None]:
-        """Returns the literals that put two groups on each device, or None where they can't both be."""
+        """Returns for each device the literals that put two groups there, or None if they can't both be there."""
         return [
             None if isinstance(a, int) or isinstance(b, int) else ([a] if g == h else [a, b])
             for a, b in zip(self.on[g], self.on[h], strict=True)
@@ -308,7 +206,7 @@ class ConstraintProgram(Facts):
 
     @cached_property
     def copies(self) -> dict[PossibleCopy, list[int]]:
-        """The copies that there may be, with the ops that would read them: those of other groups than the tensor's."""
+        """All possible copies, with the ops that would read them: those in other groups than the tensor."""
         readers: dict[PossibleCopy, list[int]] = defaultdict(list)
         reading, read = unique_reads(self.problem.graph.ops.reads)
         for n, t in zip(reading.tolist(), read.tolist(), strict=True):
@@ -320,12 +218,12 @@ class ConstraintProgram(Facts):
 
     @cached_property
     def is_made(self) -> dict[PossibleCopy, Literal]:
-        """Whether each copy is made: a reader is there, and the tensor is not."""
+        """Whether each copy is made: if a reader is there and the tensor is not."""
         made = {}
         for copy, readers in self.copies.items():
             literal = self.model.new_bool_var(f"copy {copy.tensor} {copy.target}")
             home = self.on[self.home[copy.tensor]][copy.target]
-            there = [self.on[g][copy.target] for g in sorted({self.group[n] for n in readers})]  # all can be there
+            there = [self.on[g][copy.target] for g in sorted({self.group[n] for n in readers})]  # none is a constant
             for reader in there:
                 self.logic.clause([negated(reader), home, literal])
             self.logic.clause([literal.negated(), negated(home)])
@@ -334,8 +232,8 @@ class ConstraintProgram(Facts):
         return made
 
     @cached_property
-    def asked_for(self) -> dict[PossibleCopy, Any]:
-        """When each copy is launched: at its first reader on the device, and there in the order in which that one reads."""
+    def launch_key(self) -> dict[PossibleCopy, Any]:
+        """A key that sorts copies by launch: by their first reader on the device, then in the order of its reads."""
         reads = self.problem.graph.ops.reads.lists()
         width = 1 + max((len(row) for row in reads), default=0)
         keys = {}
@@ -359,7 +257,7 @@ class ConstraintProgram(Facts):
 
     @cached_property
     def first(self) -> dict[tuple[int, PossibleCopy], Literal]:
-        """Whether an op is the first reader of a copy, for which it is launched; `asked_for` fills it."""
+        """Whether a copy is launched for an op, its first reader; `launch_key` fills this in."""
         return {}
 
     @cached_property
@@ -371,8 +269,8 @@ class ConstraintProgram(Facts):
                 continue
             literal = self.model.new_bool_var(f"earlier {a} {b}")
             both = [self.is_made[a], self.is_made[b]]
-            self.model.add(self.asked_for[a] < self.asked_for[b]).only_enforce_if([literal, *both])
-            self.model.add(self.asked_for[b] < self.asked_for[a]).only_enforce_if([literal.negated(), *both])
+            self.model.add(self.launch_key[a] < self.launch_key[b]).only_enforce_if([literal, *both])
+            self.model.add(self.launch_key[b] < self.launch_key[a]).only_enforce_if([literal.negated(), *both])
             known[a, b], known[b, a] = literal, literal.negated()
         return known
 
@@ -382,13 +280,13 @@ class ConstraintProgram(Facts):
         return {copy: self.model.new_int_var(0, UNITS, f"copying {copy.tensor} {copy.target}") for copy in self.copies}
 
     def _add_copies(self) -> None:
-        """A copy follows its tensor's making; a channel moves copies one at a time in launch order; readers wait."""
+        """A copy starts after its tensor is made; a channel moves one copy at a time in launch order; readers wait."""
         cluster, producer = self.problem.cluster, self.problem.graph.producer
         by_channel: dict[int, list[tuple[PossibleCopy, list[Literal], int]]] = defaultdict(list)
         for copy, readers in self.copies.items():
             made, start = self.is_made[copy], self.copy_start[copy]
             seconds = cluster.copy_seconds(self.problem.graph.tensors.nbytes[copy.tensor])  # [devices, devices]
-            self.asked_for[copy]
+            self.launch_key[copy]
             if (maker := int(producer[copy.tensor])) >= 0:
                 self.model.add(start >= self.end[maker]).only_enforce_if(made)
             for a, at_home in enumerate(self.on[self.home[copy.tensor]]):
@@ -407,7 +305,7 @@ class ConstraintProgram(Facts):
                     self.logic.imply([*ones, *others, is_first.negated()], begin >= other_begin + other_units)
 
     def _may_share(self, a: PossibleCopy, b: PossibleCopy) -> bool:
-        """Returns whether two copies may be on one channel, or their order counts for the host."""
+        """Returns whether the order of two copies can matter: for a channel, or for the host."""
         if self.problem.cluster.dispatch_seconds > 0.0:
             return True
         channels, allowed = self.problem.cluster.channels, self.problem.allowed
@@ -436,7 +334,7 @@ class ConstraintProgram(Facts):
         self.model.add(start >= self._units(dispatch) * count).only_enforce_if(when)
 
     def _has_reader_by(self, copy: PossibleCopy, n: int) -> Literal:
-        """Returns whether a reader of a copy is launched not later than an op."""
+        """Returns whether a reader of a copy is launched before an op or is this op."""
         key = (copy, n)
         if key not in self._reader_by:
             parts = [
@@ -451,8 +349,98 @@ class ConstraintProgram(Facts):
         return {}
 
     def is_launched_by(self, copy: PossibleCopy, n: int) -> Literal:
-        """Returns whether a copy is launched not later than an op."""
+        """Returns whether a copy is launched before an op or for it."""
         return self.logic.all_of([self.is_made[copy], self._has_reader_by(copy, n)])
 
     def _units(self, seconds: float) -> int:
         return int(seconds / self.unit)
+
+    # --- memory ---
+
+    def _add_memory(self) -> None:
+        """The bytes in use on a device fit at every launch; left out if everything at once fits on every device."""
+        problem, tensors = self.problem, self.problem.graph.tensors
+        if not self._memory_matters():
+            return
+        storages = self._storages()
+        alive = {(root, n): literal for root in storages for n, literal in enumerate(self._alive(root))}
+        for d, memory in enumerate(problem.cluster.memory_bytes.tolist()):
+            resident = self._resident(d)
+            self._fit(resident, memory)
+            for n in self.ops:
+                made = [(root, self.logic.all_of([alive[root, n], self.on[self.home[root]][d]])) for root in storages]
+                copied = [(copy.tensor, self._is_copy_alive(copy, n)) for copy in self.copies if copy.target == d]
+                self._fit([*resident, *((int(tensors.nbytes[t]), literal) for t, literal in made + copied)], memory)
+
+    def _memory_matters(self) -> bool:
+        graph = self.problem.graph
+        copied = sum(int(graph.tensors.nbytes[t]) for t in sorted({copy.tensor for copy in self.copies}))
+        own = graph.storage == np.arange(len(graph.tensors))
+        return bool(int(graph.tensors.nbytes[own].sum()) + copied > self.problem.cluster.memory_bytes.min())
+
+    def _fit(self, taken: list[tuple[int, Literal]], memory: int) -> None:
+        """Adds that the sizes whose literals hold fit in the memory."""
+        fixed = sum(size * literal for size, literal in taken if isinstance(literal, int))
+        self.model.add(sum(size * literal for size, literal in taken if not isinstance(literal, int)) + fixed <= memory)
+
+    def _resident(self, device: int) -> list[tuple[int, Literal]]:
+        """Returns the sizes of resident tensors on a device; those without a home that nobody reads are on the first one."""
+        graph = self.problem.graph
+        rows = []
+        for t in np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0)).tolist():
+            size, group = int(graph.tensors.nbytes[t]), self.home[t]
+            rows.append((size, self.on[group][device] if group >= 0 else int(device == 0)))
+        return rows
+
+    def _storages(self) -> list[int]:
+        """Returns the tensors whose memory the step takes: not views, not residents."""
+        graph = self.problem.graph
+        own = (graph.producer >= 0) & (graph.storage == np.arange(len(graph.tensors))) & (graph.tensors.nbytes > 0)
+        return [int(t) for t in np.flatnonzero(own)]
+
+    def _alive(self, root: int) -> list[Literal]:
+        """Returns whether a storage is in use at each op's launch: it is made by then, and used then or later, or kept."""
+        graph = self.problem.graph
+        maker = int(graph.producer[root])
+        kept = int((graph.storage[graph.outputs] == root).any())
+        known, literals = self._uses(root), []
+        for n in self.ops:
+            made = 1 if maker == n else self.before[maker, n]
+            uses = [self.logic.all_of([use, 1 if k == n else self.before[n, k]]) for k, use in known]
+            literals.append(self.logic.all_of([made, self.logic.any_of([kept, *uses])]))
+        return literals
+
+    def _uses(self, root: int) -> list[tuple[int, Literal]]:
+        """Returns the ops that may use a storage, and whether they do: a write, a read on its device, or a copy's launch."""
+        graph = self.problem.graph
+        uses: list[tuple[int, Literal]] = []
+        for t in np.flatnonzero(graph.storage == root).tolist():
+            if graph.producer[t] >= 0:
+                uses.append((int(graph.producer[t]), 1))
+            copies = [copy for copy in self.copies if copy.tensor == t]
+            for k in sorted(set(graph.readers[t].tolist())):
+                pairs = [pair for pair in self.both_on(self.group[k], self.home[t]) if pair is not None]
+                uses += [(k, self.logic.all_of(pair)) for pair in pairs]
+                uses += [(k, self.first[k, copy]) for copy in copies if (k, copy) in self.first]
+        return uses
+
+    def _is_copy_alive(self, copy: PossibleCopy, n: int) -> Literal:
+        """Returns whether a copy is in use at an op's launch: it has a reader by then, and a reader then or later."""
+        readers = self.copies[copy]
+        here = {r: self.on[self.group[r]][copy.target] for r in readers}
+        later = self.logic.any_of([self.logic.all_of([here[r], 1 if r == n else self.before[n, r]]) for r in readers])
+        return self.logic.all_of([self.is_launched_by(copy, n), later])
+
+
+def negated(literal: Literal) -> Literal:
+    """Returns the negation of a literal."""
+    return 1 - literal if isinstance(literal, int) else literal.negated()
+
+
+def import_solver() -> Any:
+    """Returns ortools' CP-SAT."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise StrategyError("strategy 'exact' needs ortools: pip install 'placewise[exact]'") from None
+    return cp_model

@@ -1,4 +1,4 @@
-"""The best placement and launch order, proved to be the best: for steps of few ops."""
+"""The best placement and launch order, with a proof, for steps with few ops."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,20 +14,20 @@ from placewise.simulate.flat_problem import unique_reads
 from placewise.strategies.exact.constraint_program import ConstraintProgram, import_solver
 from placewise.strategies.sampling import single_placements
 
-ROUNDING = 1e-6  # relative: what rounding times down to the solver's units may hide
+ROUNDING = 1e-6  # relative error from rounding times down to the solver's units
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Solves placement and order together as a constraint program (CP-SAT), as far as `effort` goes.
+    """Solves placement and order together as a constraint program (CP-SAT), within an `effort`.
 
-    Begins with everything on one device; for a step of more than `max_ops` ops that is all it proposes. Its notes have the
-    best bound so far, and a status: begun, too large, unknown, feasible, infeasible (nothing fits) or optimal.
+    It begins with everything on one device; for a step with more than `max_ops` ops it proposes nothing else. Its notes have
+    the best bound so far, and a status: begun, too large, unknown, feasible, infeasible (nothing fits) or optimal.
     """
 
     max_ops: int = 48
     effort: float = 60.0  # the solver's own, repeatable measure of time: about seconds
-    first_effort: float = 1.0  # of the first attempt; each further one has twice as much
+    first_effort: float = 1.0  # of the first attempt; each further one has twice the effort of the last
 
     def __post_init__(self) -> None:
         if self.max_ops < 0:
@@ -37,7 +37,7 @@ class Exact:
                 raise ValueError(f"{name} must be above 0, it is {getattr(self, name)}")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placements on one device, then better ones; the last proposal says again what is the best, and why."""
+        """Yields the placements on one device, then better ones; at last the best one again, with its status."""
         import_solver()
         best = _Best(problem, bound(problem).seconds)
         is_large = problem.num_ops > self.max_ops
@@ -75,7 +75,7 @@ class _Best:
 
     @property
     def is_proved(self) -> bool:
-        """Whether nothing can be better, but for rounding."""
+        """Whether nothing can be better, except for rounding."""
         return self.step_seconds <= self.bound_seconds * (1 + ROUNDING)
 
     @property
@@ -84,7 +84,7 @@ class _Best:
         return None if self.placement is None or self.order is None else (self.placement, self.order)
 
     def take(self, proposal: Proposal, evaluation: Evaluation) -> None:
-        """Takes the best of a judged batch in, if it fits and is better."""
+        """Takes the best of an evaluated batch if it fits and is better."""
         self.status = str(proposal.notes.get("status", ""))
         seconds = np.where(evaluation.overflow_bytes == 0, evaluation.step_seconds, np.inf)
         row = int(seconds.argmin())
@@ -93,11 +93,11 @@ class _Best:
             self.order = None if proposal.orders is None else proposal.orders[row]
 
     def notes(self, status: str) -> dict[str, Any]:
-        """Returns what is known now."""
+        """Returns the notes of the next proposal."""
         return {"status": status, "bound_seconds": self.bound_seconds}
 
     def again(self, status: str) -> Proposal:
-        """Returns the best once more, or everything on the first device where nothing fits."""
+        """Returns the best again, or everything on the first device if nothing fits."""
         placement = single_placements(self.problem)[0] if self.placement is None else self.placement
         orders = None if self.placement is None or self.order is None else self.order[None]
         return Proposal(placement[None], orders, self.notes(status))
@@ -123,7 +123,7 @@ def longest_seconds(problem: Problem) -> float:
 
 
 def solve(program: ConstraintProgram, effort: float, seed: int, hint: tuple[Ints, Ints] | None) -> Answer:
-    """Returns what the solver finds with an amount of its own, repeatable measure of time (about seconds)."""
+    """Returns what the solver finds within an effort."""
     cp_model = import_solver()
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = effort

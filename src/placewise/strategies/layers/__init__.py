@@ -1,1 +1,1 @@
-"""Placements by layer: experts, Accelerate's balanced map, pipelines, data parallelism."""
+"""Placements by layer or micro-batch: experts, Accelerate's balanced map, pipelines, data parallelism."""

@@ -1,9 +1,9 @@
 """Hugging Face Accelerate's device_map="balanced", on the names and sizes of parameters.
 
 These are `get_balanced_memory` and `infer_auto_device_map` of accelerate.utils.modeling (1.15), quirk by quirk: the first
-GPU keeps room for the largest layer that is still to come, and the last GPU has no limit but its memory. Left out are the
-disk, for what does not fit on the GPUs is left over, and what needs the modules themselves: the classes that are not split
-are paths here, and a child without parameters is no child.
+GPU keeps room for the largest layer that is still to come, and only its memory limits the last GPU. There is no disk: what
+does not fit on the GPUs is left over. And there are no module objects: modules that are not split are given by path instead
+of by class, and a child without parameters does not count.
 """
 
 import math
@@ -19,16 +19,16 @@ from placewise.strategies.layers.model_layers import parameter_reads
 
 @dataclass(frozen=True)
 class Modules:
-    """The tree of modules that the names of parameters and buffers make; a path is a module's or a tensor's."""
+    """The tree of modules in the names of parameters and buffers; a path is that of a module or of a tensor."""
 
-    parameters: Mapping[str, int]  # qualified name -> bytes, in the order of registration; a second name of one has 0
+    parameters: Mapping[str, int]  # qualified name -> bytes, in the order of registration; 0 bytes for a second name
     buffers: Mapping[str, int]
-    ties: Sequence[Sequence[str]] = ()  # the names of each parameter that has several
-    no_split: str = ""  # a regular expression: a module whose whole path matches is never split
+    ties: Sequence[Sequence[str]] = ()  # all names of each parameter that has several
+    no_split: str = ""  # a regular expression: a module whose whole path matches is not split
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """The bytes below each path, "" for all of them."""
+        """The bytes below each path; "" has all bytes."""
         sizes: dict[str, int] = {"": 0}
         for name, nbytes in [*self.parameters.items(), *self.buffers.items()]:
             parts = name.split(".")
@@ -39,7 +39,7 @@ class Modules:
 
     @cached_property
     def children(self) -> dict[str, list[str]]:
-        """The modules right below each module."""
+        """The modules directly below each module."""
         children: dict[str, list[str]] = {"": []}
         for path in self.sizes:
             if path and path not in self.parameters and path not in self.buffers:
@@ -48,13 +48,13 @@ class Modules:
         return children
 
     def splits(self, path: str) -> list[str]:
-        """Returns the parts of a module, its own parameters first; none if it can't be split."""
+        """Returns the parts of a module, its own parameters first; an empty list if it can't be split."""
         if not self.children.get(path) or (self.no_split and re.fullmatch(self.no_split, path)):
             return []
         return [name for name in self.parameters if _parent(name) == path] + self.children[path]
 
     def largest_layer(self, paths: Sequence[str]) -> tuple[int, list[str]]:
-        """Returns the size of the largest module that can't be split, at or below the paths, and all of that size."""
+        """Returns the size of the largest module at or below the paths that can't be split, and all modules of that size."""
         largest, names = 0, []
         waiting = list(paths)
         while waiting:
@@ -71,8 +71,8 @@ class Modules:
 def modules_of(graph: Graph, no_split: str) -> Modules:
     """Returns the modules of a graph's parameters and buffers.
 
-    A graph has one name for a tied parameter. A module that reads a parameter that is not its own nor one of its parts' is
-    taken to have it under a second name; it stands in the order behind the last module that runs before it.
+    A graph has one name for a tied parameter. A module that reads a parameter from outside of it is taken to have a second
+    name for it, in the order right after the last module that runs before it.
     """
     tensors = graph.tensors
     sizes: dict[str, dict[str, int]] = {"parameter": {}, "buffer": {}}
@@ -98,12 +98,12 @@ def modules_of(graph: Graph, no_split: str) -> Modules:
 
 
 def balanced_limits(modules: Modules, memory_bytes: Sequence[int]) -> list[int]:
-    """Returns the bytes that each GPU may take, of their memories: an equal share and a bit more, the last one all."""
+    """Returns the bytes that each GPU may take of its memory: an equal share and a bit more; for the last one, all of it."""
     usable = [gpu for gpu, memory in enumerate(memory_bytes) if memory > 0]
     limits = list(memory_bytes)
     if not usable:
         return limits
-    blocks: dict[str, int] = {}  # the first of each kind of module that is not split; numbers in a path do not count
+    blocks: dict[str, int] = {}  # the first module that is not split of each kind; paths of one kind differ only in numbers
     inner = {path: modules.sizes[path] for path in modules.children}
     for path, size in inner.items():
         if modules.no_split and re.fullmatch(modules.no_split, path):
@@ -117,10 +117,10 @@ def balanced_limits(modules: Modules, memory_bytes: Sequence[int]) -> list[int]:
 
 
 def infer_device_map(modules: Modules, limits: Sequence[int]) -> dict[str, int]:
-    """Returns the GPU of each module or parameter, or the number of GPUs for what is left over, on the CPU or the disk.
+    """Returns the GPU of each module or parameter; what is left over gets the number of GPUs.
 
-    Modules fill one GPU after the other in their order, each whole if it fits, else its parts. The first GPU keeps room for
-    the largest layer to come. Tied parameters are on one device.
+    Modules fill one GPU after the other in their order, each as a whole if it fits, else by its parts. The first GPU keeps
+    room for the largest layer to come. Tied parameters are on one device.
     """
     rooms = [*limits, math.inf]
     tops = {kind: [name for name in names if not _parent(name)]
@@ -158,7 +158,7 @@ def infer_device_map(modules: Modules, limits: Sequence[int]) -> dict[str, int]:
 
 
 def find_device(places: Mapping[str, int], path: str) -> int | None:
-    """Returns the device of a module or a parameter: its own entry, else that of the innermost module around it."""
+    """Returns the device of a module or a parameter: its own entry, else that of the innermost module that contains it."""
     while path not in places and path:
         path = _parent(path)
     return places.get(path)
@@ -169,7 +169,7 @@ def _largest_waiting(modules: Modules, waiting: Sequence[str]) -> tuple[int, lis
 
 
 def _tied_to(modules: Modules, path: str, waiting: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns the other names of parameters inside a path that are outside of it, each with the waiting path around it."""
+    """Returns the names outside a path of parameters inside it, each with the waiting path that contains it."""
     found = []
     for names in modules.ties:
         outside = [name for name in names if not _is_below(name, path)]
@@ -184,5 +184,5 @@ def _parent(path: str) -> str:
 
 
 def _is_below(path: str, module: str) -> bool:
-    """Returns whether a path is a module's own or inside it."""
+    """Returns whether a path is the module's or inside the module."""
     return path == module or path.startswith(f"{module}.")

@@ -1,15 +1,15 @@
 """A step as layers in forward order: what belongs together when a model is cut between its modules.
 
-A layer is a module that reads parameters: a convolution, an embedding, an LSTM cell. Its forward, backward and update ops
-over all micro-batches are one layer. All other ops follow them:
+A layer is a module that reads parameters: a convolution, an embedding, an LSTM cell. It has the forward, backward and update
+ops of this module for all micro-batches. All other ops join one of these layers:
 
-    activations, residual sums, the loss    the layer of the op that made what they read, the latest one where there are
-                                            several; this is why a dropout or a ReLU that a block uses three times does
-                                            not tie its ends together
+    activations, residual sums, the loss    the layer of the op that made what they read, the latest one if there are
+                                            several; so a dropout or a ReLU that a block uses three times does not tie the
+                                            block's ends together
     the backward ops of these               the layer of the latest forward op whose result they read, else as above
-    ops that read nothing made              the layer of the first op that reads their result: the mask of a dropout
+    ops that read no op's result            the layer of the first op that reads their result: the mask of a dropout
 
-The outermost module is no layer, for its own ops stand at both ends. A graph without modules has a layer for each forward
+The outermost module is not a layer, as its own ops are at both ends. A graph without modules has a layer for each forward
 op. A group is in the layer of its first op.
 """
 
@@ -26,7 +26,6 @@ from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 
 _FORWARD = PHASES.index("forward")
-
 _PARAMETER = TENSOR_KINDS.index("parameter")
 
 
@@ -34,7 +33,7 @@ _PARAMETER = TENSOR_KINDS.index("parameter")
 class Layers:
     """The layers of a step, and the one of each group."""
 
-    names: tuple[str, ...]  # module paths, or ops' names where the graph has no modules; at least one
+    names: tuple[str, ...]  # module paths, or op names if the graph has no modules; at least one
     of_group: Ints  # [groups]
 
     @property
@@ -43,7 +42,7 @@ class Layers:
         return len(self.names)
 
 
-_KNOWN: "WeakKeyDictionary[Problem, Layers]" = WeakKeyDictionary()  # several strategies ask for the same ones
+_KNOWN: "WeakKeyDictionary[Problem, Layers]" = WeakKeyDictionary()  # several strategies need the same layers
 
 
 def find_layers(problem: Problem) -> Layers:
@@ -69,7 +68,7 @@ def _find_layers(problem: Problem) -> Layers:
 
 
 def parameter_reads(graph: Graph) -> list[tuple[int, int]]:
-    """Returns every (op, parameter) where the op reads the parameter or a tensor in its memory, in program order."""
+    """Returns every (op, parameter) of which the op reads the parameter or a view of it, in program order."""
     roots = graph.storage[graph.ops.reads.values]
     reads = (graph.tensors.kinds[roots] == _PARAMETER) & (graph.producer[roots] < 0)
     return list(zip(graph.ops.reads.rows[reads].tolist(), roots[reads].tolist(), strict=True))
@@ -78,32 +77,32 @@ def parameter_reads(graph: Graph) -> list[tuple[int, int]]:
 def group_values(problem: Problem, op_values: Ints) -> Ints:
     """Returns the value of each group's first op: [groups].
 
-    A group without ops has the value of the first op that reads what is at home with it, or 0.
+    A group without ops has the value of the first op that reads a tensor that is at home with it, or 0.
     """
     graph = problem.graph
     values = np.zeros(problem.num_groups, np.int64)
     homes = np.flatnonzero((graph.tensors.home >= 0) & (graph.first_reader >= 0))[::-1]
     values[problem.merged[graph.tensors.home[homes]]] = op_values[graph.first_reader[homes]]
-    values[problem.op_groups[::-1]] = op_values[::-1]  # the first one is written last
+    values[problem.op_groups[::-1]] = op_values[::-1]  # in reverse, so that the first op of a group decides
     return values
 
 
 def layer_seconds(problem: Problem, layers: Layers, op_seconds: Floats) -> Floats:
-    """Returns the time of each layer's ops on each device, of times [ops, devices]: [layers, devices]."""
+    """Returns the time of each layer's ops on each device, from op times [ops, devices]: [layers, devices]."""
     of_op = layers.of_group[problem.op_groups]
     columns = [sum_by_label(of_op, op_seconds[:, d], layers.num_layers) for d in range(problem.num_devices)]
     return np.stack(columns, axis=1)
 
 
 def layer_bytes(problem: Problem, layers: Layers) -> tuple[Floats, Floats]:
-    """Returns what each layer keeps in memory, an estimate: [layers] all the time, and [layers] of all micro-batches.
+    """Returns an estimate of the bytes that each layer keeps: [layers] all the time, and [layers] for all micro-batches.
 
     A layer keeps its resident tensors (parameters, state, inputs), and what one phase of the step makes and a later one
-    reads: gradients that the update needs, all the time, and activations that the backward ops need, those of its
-    micro-batches as long as they are under way. Copies and what lives shortly are left out.
+    reads. It keeps the gradients that the update needs all the time, and the activations of a micro-batch that the backward
+    ops need while the micro-batch is under way. Copies and short-lived tensors are left out.
     """
     graph, tensors, ops = problem.graph, problem.graph.tensors, problem.graph.ops
-    last_phase = np.full(len(tensors), -1, np.int64)  # that reads a storage: [tensors]
+    last_phase = np.full(len(tensors), -1, np.int64)  # [tensors], the last phase that reads a storage
     np.maximum.at(last_phase, graph.storage[ops.reads.values], ops.phases[ops.reads.rows])
     made = graph.producer >= 0
     of_maker = np.where(made, graph.producer, graph.first_reader)  # [tensors], -1: nobody uses it
@@ -121,7 +120,7 @@ def layer_bytes(problem: Problem, layers: Layers) -> tuple[Floats, Floats]:
 
 
 def _follow(graph: Graph, layers: list[int]) -> None:
-    """Gives a layer to each op that has none (-1): that of an op whose result it reads, else of one that reads its result.
+    """Gives each op without a layer (-1) that of an op whose result it reads, else of an op that reads its result.
 
     Forward ops come first, so that the others find the layers of the results that they read.
     """
@@ -138,7 +137,7 @@ def _follow(graph: Graph, layers: list[int]) -> None:
             if layers[n] < 0:
                 layers[n] = next((layers[m] for m in readers[n] if layers[m] >= 0), -1)
     for n, layer in enumerate(layers):
-        layers[n] = max(layer, 0)  # apart from all layers
+        layers[n] = max(layer, 0)  # not connected with any layer
 
 
 def _readers(made: Sequence[Sequence[int]]) -> list[list[int]]:

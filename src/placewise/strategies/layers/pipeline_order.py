@@ -11,12 +11,12 @@ from placewise.core.problem import Problem
 
 
 def one_forward_one_backward(problem: Problem, op_stages: Ints, num_stages: int) -> Ints:
-    """Returns the launch order in which a stage turns to the backward pass of a micro-batch as soon as it can: [ops].
+    """Returns the launch order in which each stage begins a backward pass as soon as it can: [ops].
 
-    Stage s of S starts with S - s micro-batches, then takes turns: the backward pass of one, the forward pass of another
-    (PipeDream-flush: Narayanan et al., ICML 2021, §2.2), so that it never keeps the activations of more. Stages of ops are
-    [ops]. Ops of one turn are in program order, and ops of no micro-batch come last; an op that others need comes before
-    them, whatever its turn.
+    Stage s of S starts with S - s forward passes, then alternates between the backward pass of one micro-batch and the
+    forward pass of another (PipeDream-flush: Narayanan et al., ICML 2021, §2.2), so it never keeps the activations of more
+    micro-batches. `op_stages` is [ops]. The ops of one turn are in program order, and ops of no micro-batch come last; an op
+    that others need comes before them in any case.
     """
     graph, phases = problem.graph, problem.graph.ops.phases
     numbers = np.unique(graph.ops.micro_batches[graph.ops.micro_batches >= 0])
@@ -28,10 +28,10 @@ def one_forward_one_backward(problem: Problem, op_stages: Ints, num_stages: int)
 
 
 def turns_of(num_micro_batches: int, num_stages: int) -> Ints:
-    """Returns the turn of each pass, when every pass takes one turn: [forward and backward, micro-batches, stages]."""
+    """Returns the turn of each pass if every pass takes one turn: [forward and backward, micro-batches, stages]."""
     never = 2 * (num_micro_batches + num_stages) + 1
     turns = np.full((2, num_micro_batches, num_stages), never, np.int64)
-    forward, backward = [0] * num_stages, [0] * num_stages  # how many each stage has done
+    forward, backward = [0] * num_stages, [0] * num_stages  # passes that each stage has finished
     for turn in range(never):
         for stage in range(num_stages):
             f, b = forward[stage], backward[stage]
@@ -45,15 +45,15 @@ def turns_of(num_micro_batches: int, num_stages: int) -> Ints:
 
 
 def _launch_by(problem: Problem, keys: list[float]) -> Ints:
-    """Returns the order that launches, of all ops that may be, the one with the lowest key, the first of equals: [ops].
+    """Returns the order that always launches, of the ops that can be launched, the one with the lowest key: [ops].
 
-    An op whose followers have a lower key has theirs.
+    An op takes over the lowest key of its followers. Ties go to the lowest op.
     """
     writers, readers, _ = problem.graph.edges
     after = problem.graph.ops.after
-    before, behind = np.concatenate([writers, after.values]), np.concatenate([readers, after.rows])
-    followers = Ragged.grouped(before, behind, problem.num_ops).lists()
-    missing = np.bincount(behind, minlength=problem.num_ops).tolist()
+    source, target = np.concatenate([writers, after.values]), np.concatenate([readers, after.rows])
+    followers = Ragged.grouped(source, target, problem.num_ops).lists()
+    missing = np.bincount(target, minlength=problem.num_ops).tolist()
     for n in reversed(range(problem.num_ops)):
         keys[n] = min([keys[n], *(keys[m] for m in followers[n])])
     ready = [(keys[n], n) for n in range(problem.num_ops) if not missing[n]]

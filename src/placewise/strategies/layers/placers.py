@@ -1,4 +1,4 @@
-"""Placements by layer: what experts, Accelerate and pipelines do; and by micro-batch, as data parallelism does."""
+"""Placements by layer, as experts, Accelerate and pipelines do it, and by micro-batch, as data parallelism does."""
 
 import re
 from dataclasses import dataclass
@@ -14,30 +14,24 @@ from placewise.strategies.layers.model_layers import Layers, find_layers, layer_
 from placewise.strategies.layers.pipeline_order import one_forward_one_backward
 from placewise.strategies.single_device import accelerators, cpus, fastest, move_to_allowed, run_seconds
 
-# The experts of the papers (ColocRL, HDP, Spotlight, Post), by model of the zoo:
+# What the experts of the papers (ColocRL, HDP, Spotlight, Post) do with the zoo's models.
 ONE_GPU = ("inception-v3", "resnet", "cifar-cnn")  # a CNN is on one GPU
-
-LAYER_PER_GPU = ("rnnlm", "nmt")  # an LSTM network has a layer on each GPU, encoder and decoder alike:
-
-WITH_FIRST = re.compile(r"((encoder|decoder)\.)?embedding")  # the embedding is with the first layer,
-
+LAYER_PER_GPU = ("rnnlm", "nmt")  # an LSTM network has one layer on each GPU, in the encoder as in the decoder:
+WITH_FIRST = re.compile(r"((encoder|decoder)\.)?embedding")  # the embedding is with the first layer
 LSTM_LAYER = re.compile(r"((encoder|decoder)\.)?layers\.(?P<number>\d+)")
-
-WITH_LAST = re.compile(r"attention(\..+)?|projection")  # attention, softmax and loss are with the last layer.
-
-# Any other model: contiguous layers, balanced by time.
+WITH_LAST = re.compile(r"attention(\..+)?|projection")  # attention, softmax and loss are with the last layer
 
 
 @dataclass(frozen=True)
 class Expert:
-    """What people do by hand: the rules above, as Mirhoseini et al. (2017, 2018) and Gao et al. (2018) state them.
+    """What people do by hand: the rules above, from Mirhoseini et al. (2017, 2018) and Gao et al. (2018).
 
     With fewer GPUs than LSTM layers (L), layer i is on GPU floor(i · GPUs / L); with more, the others are idle. A CNN is on
-    the fastest GPU, the first of equals. Any other model is a `Pipeline`.
+    the fastest GPU; ties go to the first. For any other model it is a `Pipeline`.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields one placement, with the paper's rule in its notes, or what a pipeline does."""
+        """Yields one placement, with the paper's rule in its notes, or what `Pipeline` yields."""
         gpus, layers = accelerators(problem), find_layers(problem)
         model = problem.graph.name.partition(":")[0]
         places = lstm_places(layers.names, len(gpus)) if model in LAYER_PER_GPU else None
@@ -54,11 +48,11 @@ class Expert:
 class Balanced:
     """What device_map="balanced" of Hugging Face Accelerate does: modules in order, by bytes of parameters and buffers.
 
-    The GPUs' memories are the cluster's; what fits on none is on the first CPU, or on the last GPU if there is none. By
-    default a transformer's blocks are not split, as the models of Transformers ask for with `_no_split_modules`.
+    What fits on no GPU goes to the first CPU, or to the last GPU if there is no CPU. By default a transformer's blocks are
+    not split, as the models of Transformers ask for with `_no_split_modules`.
     """
 
-    no_split: str = r"(.+\.)?(blocks?|layers?|h)\.\d+"  # a regular expression for the paths of modules that stay whole
+    no_split: str = r"(.+\.)?(blocks?|layers?|h)\.\d+"  # a regular expression: paths of modules that are not split
 
     def __post_init__(self) -> None:
         try:
@@ -86,18 +80,17 @@ class Balanced:
         ]
         wanted = np.array([device_of(path) for path in paths], np.int64)[layers.of_group]
         is_parameter = (graph.tensors.kinds == TENSOR_KINDS.index("parameter")) & (graph.tensors.home >= 0)
-        for t in np.flatnonzero(is_parameter)[::-1].tolist():  # the first parameter of a group is written last
+        for t in np.flatnonzero(is_parameter)[::-1].tolist():  # in reverse, so that the first parameter of a group decides
             wanted[problem.merged[graph.tensors.home[t]]] = device_of(graph.tensors.names[t])
         yield Proposal(move_to_allowed(problem, wanted[None]))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Contiguous stages of layers in forward order, one for each GPU in order, such that the slowest stage is fastest.
+    """Contiguous stages of layers in forward order, one for each GPU in order, with the fastest possible slowest stage.
 
-    A stage must fit in its device's memory as `layer_bytes` estimates it; if no stages do, those count that overflow by the
-    fewest bytes. A slow GPU gets fewer layers, or none. Of equally good cuts the last one counts: a layer stays with the
-    earlier GPU.
+    A stage must fit its device's memory, as `layer_bytes` estimates it; if that is impossible, the stages overflow by as few
+    bytes as possible. A slow GPU gets fewer layers, or none. Ties go to the last cut: a layer stays on the earlier GPU.
     """
 
     stages: int = 0  # how many GPUs at most, 0: all
@@ -107,24 +100,24 @@ class Pipeline:
             raise ValueError(f"stages must be at least 0, it is {self.stages}")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields one placement, and with micro-batches once more in the order of one forward, one backward."""
+        """Yields one placement; with micro-batches it yields it again, in the order of one forward, one backward."""
         gpus, layers = accelerators(problem), find_layers(problem)
         gpus = gpus[: self.stages or None]
         stages = _stages(problem, layers, gpus)[layers.of_group]  # [groups]
         placements = move_to_allowed(problem, gpus[stages][None])
         yield Proposal(placements)
         if (problem.graph.ops.micro_batches > 0).any():
-            _, used = np.unique(stages, return_inverse=True)  # empty stages do not count
+            _, used = np.unique(stages, return_inverse=True)  # numbers without empty stages
             order = one_forward_one_backward(problem, used[problem.op_groups], int(used.max()) + 1)
             yield Proposal(placements, order[None])
 
 
 @dataclass(frozen=True)
 class Towers:
-    """Data parallelism: micro-batch i is on GPU i mod n; what belongs to none or to several is on the first GPU.
+    """Data parallelism: micro-batch i is on GPU i mod n; what belongs to no micro-batch or to several is on the first GPU.
 
-    So the parameters, their gradients' sums and their update are on the first GPU, and every step copies parameters to the
-    others and gradients back. Without micro-batches everything is on the fastest GPU, and a note says so.
+    So the parameters, the sums of their gradients and their updates are on the first GPU, and every step copies parameters
+    to the other GPUs and gradients back. Without micro-batches everything is on the fastest GPU.
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -142,7 +135,7 @@ class Towers:
 
 
 def lstm_places(names: tuple[str, ...], num_gpus: int) -> Ints | None:
-    """Returns the GPU of each layer of an LSTM network, or None if some layer is none of those in the rules: [layers]."""
+    """Returns the GPU of each layer of an LSTM network: [layers]; None if the rules do not cover a layer."""
     numbers = [int(match["number"]) for name in names if (match := LSTM_LAYER.fullmatch(name))]
     if not numbers:
         return None
@@ -162,15 +155,17 @@ def lstm_places(names: tuple[str, ...], num_gpus: int) -> Ints | None:
 
 
 def cut_stages(seconds: Floats, nbytes: Floats, memory_bytes: Floats) -> Ints:
-    """Returns the stage of each layer, with the least overflow, and then the fastest slowest stage: [layers].
+    """Returns the stage of each layer with the least overflow, and then with the fastest slowest stage: [layers].
 
-    Of times and bytes [layers, stages] and memories [stages]. Overflow is what the stages have over their memories, added
-    up. A stage may be empty. Of equally good cuts the last one counts. The dynamic program takes stages · layers² / 2
-    steps: the best of the first `end` layers on the first stages is the best over all `start` of the first `start` layers
-    on all but the last of these stages, and the layers from start to end on the last one.
+    Times and bytes are [layers, stages], memories [stages]. Overflow is the sum of the bytes over the stages' memories. A
+    stage may be empty. Ties go to the last cut. A dynamic program takes stages · layers² / 2 steps: the best cut of the
+    first `end` layers into some stages is, over all `start`, the best cut of the first `start` layers into all but the last
+    of these stages, with the layers from start to end in the last one.
     """
     num_layers, num_stages = seconds.shape
-    times = np.concatenate([np.zeros((1, num_stages)), seconds.cumsum(axis=0)])  # [layers + 1, stages], of the first layers
+    times = np.concatenate(
+        [np.zeros((1, num_stages)), seconds.cumsum(axis=0)]
+    )  # [layers + 1, stages], sums over the first layers
     sizes = np.concatenate([np.zeros((1, num_stages)), nbytes.cumsum(axis=0)])  # the same
     overflow, slowest = np.where(np.arange(num_layers + 1) == 0, 0.0, np.inf), np.zeros(num_layers + 1)
     starts = np.zeros((num_stages, num_layers + 1), np.int64)
@@ -193,11 +188,11 @@ def cut_stages(seconds: Floats, nbytes: Floats, memory_bytes: Floats) -> Ints:
 
 
 def _stages(problem: Problem, layers: Layers, gpus: Ints) -> Ints:
-    """Returns the number of the GPU of each layer: [layers]."""
+    """Returns the stage of each layer: [layers]."""
     seconds = layer_seconds(problem, layers, run_seconds(problem))[:, gpus]
     always, passing = layer_bytes(problem, layers)
     micro_batches = problem.graph.ops.micro_batches
     count = max(len(np.unique(micro_batches[micro_batches >= 0])), 1)
-    under_way = np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0)  # [stages], the share of the micro-batches
+    under_way = np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0)  # [stages], share of the micro-batches
     nbytes = always[:, None] + passing[:, None] * under_way
     return cut_stages(seconds, nbytes, problem.cluster.memory_bytes[gpus].astype(np.float64))
