@@ -17,7 +17,7 @@ TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation
 
 PHASES = ("forward", "backward", "update")
 
-TENSOR_COLUMNS = ("nbytes", "kinds", "home", "alias_of", "shape")  # the arrays of Tensors
+TENSOR_ARRAYS = ("nbytes", "kinds", "home", "alias_of", "shape")  # the arrays of Tensors
 
 MAX_BYTES = 2**62  # sums of a few such sizes still fit in 64 bits
 
@@ -47,7 +47,7 @@ class Tensors:
     def __post_init__(self) -> None:
         if not len(self.shape):
             object.__setattr__(self, "shape", np.full(len(self.names), -1))
-        for name in TENSOR_COLUMNS:
+        for name in TENSOR_ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
 
     def shape_of(self, tensor: int) -> Shape | None:
@@ -139,8 +139,8 @@ class Graph:
         """The writing op, the reading op and the tensor of every edge, ordered by reading op: three arrays [edges]."""
         tensors = self.ops.reads.values
         made = self.producer[tensors] >= 0
-        columns = self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
-        writers, readers, tensors = (frozen(column, np.int64) for column in columns)
+        edges = self.producer[tensors][made], self.ops.reads.rows[made], tensors[made]
+        writers, readers, tensors = (frozen(array, np.int64) for array in edges)
         return writers, readers, tensors
 
     @cached_property
@@ -156,17 +156,17 @@ class Graph:
     def _digest(self, seconds: Mapping[str, Floats]) -> str:
         t, o = self.tensors, self.ops
         words = [self.name, t.names, o.names, o.kinds, o.devices, list(seconds)]
-        columns = [t.nbytes, t.kinds, t.home, t.alias_of, self.outputs, o.phases, o.groups, o.micro_batches]
-        columns += [column for ragged in (o.reads, o.writes, o.after) for column in (ragged.offsets, ragged.values)]
+        arrays = [t.nbytes, t.kinds, t.home, t.alias_of, self.outputs, o.phases, o.groups, o.micro_batches]
+        arrays += [array for ragged in (o.reads, o.writes, o.after) for array in (ragged.offsets, ragged.values)]
         numbers = [o.flops, o.bytes_moved, *seconds.values()]
-        return digest_of(words, *columns, *numbers)
+        return digest_of(words, *arrays, *numbers)
 
 
-def digest_of(words: object, *columns: NDArray[np.int64] | NDArray[np.float64]) -> str:
+def digest_of(words: object, *arrays: NDArray[np.int64] | NDArray[np.float64]) -> str:
     """Returns the SHA-256 of JSON data and of arrays, the same on every machine."""
     sha = hashlib.sha256(json.dumps(words, ensure_ascii=True, separators=(",", ":")).encode())
-    for column in columns:
-        sha.update(np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
+    for array in arrays:
+        sha.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
         sha.update(b"|")
     return sha.hexdigest()
 
@@ -186,7 +186,7 @@ def _storage(alias_of: Ints) -> Ints:
 
 def _check(graph: Graph) -> None:
     """Raises a GraphError for the first rule that does not hold; its message starts with the element."""
-    _check_columns(graph)
+    _check_arrays(graph)
     _check_tensors(graph)
     _check_program_order(graph)
     _check_storages(graph)
@@ -209,18 +209,18 @@ def _first(where: NDArray[np.bool_]) -> int | None:
     return int(where.argmax()) if where.any() else None
 
 
-def _check_columns(graph: Graph) -> None:
+def _check_arrays(graph: Graph) -> None:
     """Checks the length and the range of every array."""
     o, t = graph.ops, graph.tensors
     limits = {"phases": len(PHASES), "groups": len(o) + len(t)}
     lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
     lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), *map(len, o.seconds.values())]
-    if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_COLUMNS):
+    if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_ARRAYS):
         _refuse("graph", "every array must have one entry for each op or each tensor")
     for name, limit in limits.items():
-        column = getattr(o, name)
-        if (n := _first((column < 0) | (column >= limit))) is not None:
-            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, got {column[n]}")
+        array = getattr(o, name)
+        if (n := _first((array < 0) | (array >= limit))) is not None:
+            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, got {array[n]}")
     rule = f"must be finite (below {MAX_NUMBER:g}) and not negative"
     for name, floats in {"flops": o.flops, "nbytes_moved": o.bytes_moved}.items():
         if (n := _first(~((floats >= 0) & (floats < MAX_NUMBER)))) is not None:

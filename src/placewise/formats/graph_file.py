@@ -9,7 +9,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ragged
 from placewise.core.errors import GraphError
-from placewise.core.graph import PHASES, TENSOR_COLUMNS, TENSOR_KINDS, Graph, Ops, Shape, Tensors
+from placewise.core.graph import PHASES, TENSOR_ARRAYS, TENSOR_KINDS, Graph, Ops, Shape, Tensors
 from placewise.formats.files import Fields, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-graph", 1
@@ -49,7 +49,7 @@ def parse_graph(data: Any, source: str = "graph") -> Graph:
 
 def _tensors(rows: list[Any], source: str) -> Tensors:
     names: list[str] = []
-    columns: list[list[int]] = [[] for _ in TENSOR_COLUMNS]
+    columns: list[list[int]] = [[] for _ in TENSOR_ARRAYS]
     nbytes, kinds, homes, aliases, shape = columns
     shapes: dict[Shape, int] = {}
     for i, row in enumerate(rows):
@@ -61,7 +61,7 @@ def _tensors(rows: list[Any], source: str) -> Tensors:
         aliases.append(tensor.integer("alias_of", -1))
         found = _shape(tensor)
         shape.append(-1 if found is None else shapes.setdefault(found, len(shapes)))
-    arrays = {name: np.array(column, np.int64) for name, column in zip(TENSOR_COLUMNS, columns, strict=True)}
+    arrays = {name: np.array(column, np.int64) for name, column in zip(TENSOR_ARRAYS, columns, strict=True)}
     return Tensors(tuple(names), **arrays, shapes=tuple(shapes))
 
 
@@ -103,15 +103,15 @@ def _devices(op: Fields) -> tuple[str, ...] | None:
 
 def _seconds(ops: list[Fields]) -> dict[str, Floats]:
     """Returns the given times by device name or kind: [ops] each, NaN for an op without one."""
-    columns: dict[str, Floats] = {}
+    seconds: dict[str, Floats] = {}
     for n, op in enumerate(ops):
         if "seconds" not in op.given:
             continue
         given = op.mapping("seconds")
         times = Fields(f"{op.element}: seconds", given, tuple(given), GraphError)
         for key in given:
-            columns.setdefault(key, np.full(len(ops), np.nan))[n] = times.number(key)
-    return columns
+            seconds.setdefault(key, np.full(len(ops), np.nan))[n] = times.number(key)
+    return seconds
 
 
 def format_graph(graph: Graph) -> str:
@@ -128,7 +128,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)
 
 def _tensor_rows(tensors: Tensors) -> list[dict[str, Any]]:
     rows = []
-    columns = (getattr(tensors, name).tolist() for name in TENSOR_COLUMNS)
+    columns = (getattr(tensors, name).tolist() for name in TENSOR_ARRAYS)
     for name, nbytes, kind, home, alias_of, shape in zip(tensors.names, *columns, strict=True):
         row: dict[str, Any] = {"name": name, "nbytes": nbytes, "kind": TENSOR_KINDS[kind]}
         if home >= 0:

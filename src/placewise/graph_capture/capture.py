@@ -253,7 +253,7 @@ def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recor
             continue
         recorder.path = name.rpartition(".")[0]
         if value is None or value.size() != buffer.size() or value.dtype != buffer.dtype:
-            raise CaptureError(f"the step replaces the buffer {name!r} by a tensor of another shape or dtype")
+            raise CaptureError(f"the step replaces the buffer {name!r} by None or by a tensor of another shape or dtype")
         with torch.no_grad(), MetaMode(recorder), recorder:
             buffer.copy_(value)
 
