@@ -58,7 +58,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         return
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.claims import judge
-    from placewise.experiments.papers.reported_results import paper_of
+    from placewise.experiments.papers.reported_results import PAPERS
     from placewise.experiments.papers.reproduction import (
         Machines,
         reproduce,
@@ -68,7 +68,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     )
     from placewise.experiments.search_figures import check_drawing
 
-    paper = paper_of(options.what)
+    paper = PAPERS[options.what]
     effort = _effort(paper, options)
     families = _families(paper, effort, options.models)
     check_writable(options.output, options.run_file)

@@ -29,7 +29,6 @@ from placewise.experiments.papers.reported_results import (
     Paper,
     PaperColumn,
     PaperRow,
-    paper_of,
 )
 from placewise.experiments.papers.reproduction import (
     Effort,
@@ -97,8 +96,6 @@ def test_the_tables_are_whole() -> None:
             assert row.num_gpus == sum(device.kind == "gpu" for device in preset(row.cluster).devices)
             assert all(zoo.parse_model(model) for model in (row.model, row.quick_model) if model)
     assert (*PAPERS, "calibrate") == WHAT
-    with pytest.raises(InputError, match="there is no paper 'placeto'; the papers are post, post-appendix"):
-        paper_of("placeto")
 
 
 def test_the_papers_numbers_agree_with_what_they_say_in_words() -> None:

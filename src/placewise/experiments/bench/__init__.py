@@ -25,7 +25,6 @@ Kind = Literal[  # what an option takes
     "list",  # words, separated by commas
     "repeated",  # a word; the option may be given several times
     "choice",  # one of the words in `choices`
-    "text",
     "positive",  # a whole number above 0
     "count",  # a whole number, 0 too
     "seconds",

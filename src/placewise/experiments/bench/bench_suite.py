@@ -36,10 +36,17 @@ class StrategySuite(Benchmark):
     def run(self) -> Findings:
         """Searches every problem with every strategy, and writes and returns the scores."""
         from placewise.experiments.bench import strategy_suite as suites
+        from placewise.experiments.bench.strategy_rows import FAST_STRATEGIES
         from placewise.experiments.search_figures import check_drawing
         from placewise.report.text_tables import table
 
-        suite = suites.Suite.of(self)
+        suite = suites.Suite(
+            suites.ALL_MODELS if self.models == ("all",) else self.models,
+            suites.ALL_CLUSTERS if self.clusters == ("all",) else self.clusters,
+            self.strategies or FAST_STRATEGIES,
+            self.budget,
+            self.seeds,
+        )
         if self.plots:
             check_drawing()
         done, is_complete = suites.search_suite(

@@ -13,8 +13,6 @@ from placewise import zoo
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.evaluate import open_evaluator
-from placewise.experiments.bench.bench_suite import StrategySuite
-from placewise.experiments.bench.strategy_rows import FAST_STRATEGIES
 from placewise.experiments.recorded_searches import Contest, Found, find, recorded
 from placewise.experiments.search_figures import write_figure
 from placewise.formats.files import write_bytes
@@ -40,17 +38,6 @@ class Suite:
     strategies: tuple[str, ...]
     evaluations: int = 240
     seeds: int = 1
-
-    @classmethod
-    def of(cls, options: StrategySuite) -> "Suite":
-        """Returns the suite that the options describe."""
-        return cls(
-            ALL_MODELS if options.models == ("all",) else options.models,
-            ALL_CLUSTERS if options.clusters == ("all",) else options.clusters,
-            options.strategies or FAST_STRATEGIES,
-            options.budget,
-            options.seeds,
-        )
 
 
 @dataclass(frozen=True)

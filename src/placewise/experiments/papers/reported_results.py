@@ -13,8 +13,6 @@ zoo's (docs/zoo.md). Machines are the closest presets; `Paper.notes` has the dif
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from placewise.core.errors import InputError
-
 OWN = "placewise"  # the column of our default strategy
 
 BY_FUNCTION = "by function"  # the column of NMT with encoder, decoder, attention and softmax each on one GPU
@@ -320,10 +318,3 @@ COLOCRL = Paper(
 )
 
 PAPERS = {paper.name: paper for paper in (POST, POST_APPENDIX, SPOTLIGHT, HDP, COLOCRL)}
-
-
-def paper_of(name: str) -> Paper:
-    """Returns the paper of that name."""
-    if name not in PAPERS:
-        raise InputError(f"there is no paper {name!r}; the papers are {', '.join(PAPERS)}")
-    return PAPERS[name]
