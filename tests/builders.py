@@ -15,7 +15,9 @@ from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
 
-settings.register_profile("placewise", deadline=None, derandomize=True)  # a busy machine, or another day, is no failure
+settings.register_profile(
+    "placewise", deadline=None, derandomize=True
+)  # no failures because a machine is busy, or at random
 settings.load_profile("placewise")
 
 DEVICE_KINDS = ("cpu", "gpu")
@@ -41,7 +43,7 @@ def op(
 
 
 def graph_data(tensors: list[dict[str, Any]], ops: list[dict[str, Any]], outputs: Sequence[int] = ()) -> dict[str, Any]:
-    """Returns what a graph file says, as plain data."""
+    """Returns the parsed JSON of a graph file."""
     head = {"format": "placewise-graph", "version": 1, "name": "test"}
     return {**head, "tensors": tensors, "ops": ops, "outputs": list(outputs)}
 
@@ -100,7 +102,7 @@ def tiny_cluster(memory: str | int = "1MiB") -> Cluster:
 
 
 def mixed_cluster() -> Cluster:
-    """Returns a GPU of 100 flop/s, 10 B/s and 0.5 s overhead beside a CPU of 10 flop/s and 5 B/s without."""
+    """Returns a GPU of 100 flop/s, 10 B/s and 0.5 s overhead, and a CPU of 10 flop/s and 5 B/s without overhead."""
     devices = [
         {"name": "gpu:0", "kind": "gpu", "memory": 100, "flops": 100, "bytes_per_second": 10, "overhead_seconds": 0.5},
         {"name": "cpu:0", "kind": "cpu", "memory": 1000, "flops": 10, "bytes_per_second": 5},

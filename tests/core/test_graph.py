@@ -1,4 +1,4 @@
-"""The rules of a graph, on the smallest examples; its columns and its digest."""
+"""Graphs: what they compute, their rules on the smallest examples, and their digest."""
 
 import dataclasses
 import os
@@ -13,15 +13,15 @@ import pytest
 from builders import graph_data, graph_of, graphs, op, replaced, tensor, tiny_data, tiny_graph, wired
 from hypothesis import given
 
-from placewise.core.arrays import Ragged, frozen
+from placewise.core.arrays import Ragged
 from placewise.core.errors import GraphError
 from placewise.core.graph import MAX_BYTES, Graph, Shape, _storage
 from placewise.formats.graph_file import parse_graph
 
-# --- what a graph knows of itself ---
+# --- what a graph computes ---
 
 
-def test_the_tiny_graph_knows_who_makes_and_who_reads() -> None:
+def test_writers_and_readers_of_the_tiny_graph() -> None:
     """x and w are resident; relu makes h, mm makes y, mm.backward makes g, and the update makes w' in w's memory."""
     graph = tiny_graph()
     assert graph.num_groups == 3
@@ -46,8 +46,8 @@ def test_a_home_counts_as_a_group() -> None:
     assert graph_of([tensor(home=1)], [op()]).num_groups == 2
 
 
-def test_chains_of_aliases_end_at_one_storage_and_circles_are_found() -> None:
-    """4 -> 3 -> 2 -> 1 -> 0 is a chain of four; 0 -> 1 -> 0 and 0 -> 0 are circles, 2 -> 0 leads into one."""
+def test_chains_of_aliases_end_at_one_storage_and_cycles_are_found() -> None:
+    """4 -> 3 -> 2 -> 1 -> 0 is a chain of four; 0 -> 1 -> 0 and 0 -> 0 are cycles, 2 -> 0 leads into one."""
     chain = np.arange(-1, 4)
     assert _storage(chain).tolist() == [0] * 5
     assert _storage(np.arange(-1, 999)).tolist() == [0] * 1000
@@ -56,7 +56,7 @@ def test_chains_of_aliases_end_at_one_storage_and_circles_are_found() -> None:
 
 
 @given(graphs())
-def test_what_a_graph_knows_is_what_a_plain_loop_finds(graph: Graph) -> None:
+def test_writers_and_readers_are_what_a_plain_loop_finds(graph: Graph) -> None:
     ops = list(zip(graph.ops.reads.lists(), graph.ops.writes.lists(), strict=True))
     for t in range(len(graph.tensors)):
         writers = [n for n, (_, writes) in enumerate(ops) if t in writes]
@@ -90,7 +90,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int], st
     "home too high": ([tensor(home=2)], [op()], [], "tensors[0] 't': home must be a group, got 2"),
     "too many bytes": ([tensor(nbytes=MAX_BYTES + 1)], [], [], "tensors[0] 't': nbytes must be at least 0"),
     "alias of itself": ([tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back to itself"),
-    "alias in a circle": ([tensor(alias_of=1), tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back"),
+    "alias in a cycle": ([tensor(alias_of=1), tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back"),
     "alias of none": ([tensor(alias_of=1)], [], [], "tensors[0] 't': alias_of names tensor 1, there are only 1"),
     "home of a product": ([tensor(home=0)], [op(writes=[0])], [], "tensors[0] 't': has a home, but op 0 writes it"),
     "alias of a later one": (
@@ -147,7 +147,7 @@ def test_a_broken_rule_names_the_element(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-COLUMN_RULES: list[tuple[str, dict[str, Any], str]] = [
+ARRAY_RULES: list[tuple[str, dict[str, Any], str]] = [
     ("ops", {"phases": [0, 0, 3, 0]}, "ops[2] 'mm.backward': phase must be"),
     ("ops", {"groups": [0, -1, 2, 1]}, "ops[1] 'mm': group must be"),
     ("ops", {"flops": [0, np.nan, 0, 0]}, "ops[1] 'mm': flops must be"),
@@ -169,10 +169,10 @@ COLUMN_RULES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("table", "columns", "message"), COLUMN_RULES)
-def test_a_broken_column_names_the_element(table: str, columns: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("part", "arrays", "message"), ARRAY_RULES)
+def test_a_broken_array_names_the_element(part: str, arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphError) as caught:
-        replaced(tiny_graph(), **{table: columns})
+        replaced(tiny_graph(), **{part: arrays})
     assert str(caught.value).startswith(message)
 
 
@@ -210,10 +210,10 @@ def test_a_shape_that_is_none_is_refused(column: list[int], rule: str) -> None:
         replaced(tiny_graph(), tensors={"shapes": (Shape("float32", (5, -1)),)})
 
 
-# --- columns ---
+# --- its arrays are read-only ---
 
 
-def columns(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
+def arrays_of(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     """Returns every array that a graph holds or computes, by name."""
     found: dict[str, Any] = {"outputs": graph.outputs}
     for part in (graph.tensors, graph.ops):
@@ -227,32 +227,12 @@ def columns(graph: Graph) -> dict[str, np.ndarray[Any, Any]]:
     return {name: value for name, value in found.items() if isinstance(value, np.ndarray)}
 
 
-def test_no_column_can_be_written() -> None:
-    found = columns(tiny_graph())
+def test_no_array_can_be_written() -> None:
+    found = arrays_of(tiny_graph())
     assert len(found) > 20
-    assert {name for name, column in found.items() if column.flags.writeable} == set()
+    assert {name for name, array in found.items() if array.flags.writeable} == set()
     with pytest.raises(ValueError, match="read-only"):
         found["Tensors.nbytes"][0] = 1
-
-
-def test_a_callers_array_is_copied_and_stays_writable() -> None:
-    mine = np.array([1, 2, 3])
-    ours = frozen(mine, np.int64)
-    mine[0] = 7
-    assert ours.tolist() == [1, 2, 3]
-    part = frozen(mine[1:], np.int64)
-    mine[1] = 8
-    assert part.tolist() == [2, 3]
-    assert frozen(ours, np.int64) is ours
-
-
-def test_ragged_rows() -> None:
-    ragged = Ragged.of([[3, 1], [], [2]])
-    assert len(ragged) == 3
-    assert ragged.rows.tolist() == [0, 0, 2]
-    assert [row.tolist() for row in ragged] == ragged.lists() == [[3, 1], [], [2]]
-    assert Ragged.of([]).lists() == []
-    assert Ragged.grouped(np.array([2, 0, 2]), np.array([5, 6, 4]), 3).lists() == [[6], [], [5, 4]]
 
 
 # --- digest ---
@@ -312,7 +292,7 @@ def test_shapes_do_not_change_the_digest() -> None:
     assert (known.digest, known.untimed_digest) == (graph.digest, graph.untimed_digest)
 
 
-def test_the_digest_tells_apart_where_a_column_ends() -> None:
+def test_the_digest_depends_on_where_a_row_ends() -> None:
     """Op 0 reads 0 and 1, or op 0 reads 0 and op 1 reads 1: the same values, other rows."""
     tensors = [tensor("a"), tensor("b")]
     one = graph_of(tensors, [op(reads=[0, 1]), op()])
@@ -330,7 +310,7 @@ def test_the_digest_does_not_depend_on_how_the_graph_was_written() -> None:
 
 
 def test_equal_numbers_have_equal_digests() -> None:
-    """-0.0 is 0.0, a NaN is a NaN, and a column in which no time is given is no column."""
+    """-0.0 counts as 0.0, all NaNs are the same, and times that are given for no op are left out."""
     graph = tiny_graph()
     changed = replaced(
         graph,

@@ -1,6 +1,5 @@
-"""Groupings by hand, against slow oracles, and coarsening that never makes a cycle."""
+"""Groupings, by hand and against slow oracles."""
 
-from graphlib import TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -10,45 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
-from placewise.core.coarsening import coarsen
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph
 from placewise.core.grouping import GROUPINGS, group_edges, group_ops, group_work, module_path
-from placewise.core.labels import connected_components, renumber, sum_by_label
-
-# --- sets ---
-
-
-def test_merge_sets_by_hand() -> None:
-    """0-3 and 3-4 are one set, 1 is alone, 2-5 are one: numbered by their first elements 0, 1, 2."""
-    assert connected_components(6, [(3, 4), (5, 2), (0, 3), (4, 0)]).tolist() == [0, 1, 2, 0, 0, 2]
-    assert connected_components(3, []).tolist() == [0, 1, 2]
-    assert connected_components(0, []).tolist() == []
-    assert connected_components(2, [(1, 1)]).tolist() == [0, 1]
-
-
-def test_numbered_by_hand() -> None:
-    assert renumber(np.array([7, 3, 7, -1, 3])).tolist() == [0, 1, 0, 2, 1]
-    assert renumber(np.zeros(0, np.int64)).tolist() == []
-
-
-def test_sums_by_hand() -> None:
-    assert sum_by_label(np.array([2, 0, 2]), np.array([1.0, 2.0, 4.0]), 4).tolist() == [2, 0, 5, 0]
-    assert sum_by_label(np.zeros(0, np.int64), np.zeros(0), 2).tolist() == [0, 0]
-
-
-PAIRS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
-
-
-@given(PAIRS)
-def test_merge_sets_are_what_spreading_labels_finds(pairs: list[tuple[int, int]]) -> None:
-    """The slow oracle: the lowest label spreads over pairs until nothing changes."""
-    labels = list(range(10))
-    while any(labels[a] != labels[b] for a, b in pairs):
-        for a, b in pairs:
-            labels[a] = labels[b] = min(labels[a], labels[b])
-    assert connected_components(10, pairs).tolist() == renumber(np.array(labels)).tolist()
-
+from placewise.core.labels import renumber
 
 # --- edges and work between groups ---
 
@@ -75,7 +39,7 @@ def test_single_consumer_by_hand() -> None:
 
 
 def test_single_consumer_keeps_apart_what_two_read() -> None:
-    """0 is read by 1 and 2, which nobody reads."""
+    """1 and 2 read 0, and nothing reads them."""
     assert group_ops(wired([(0, 1), (0, 2)], 3), "single-consumer").tolist() == [0, 1, 2]
 
 
@@ -205,61 +169,3 @@ def test_groups_are_numbered_by_first_member_without_gaps(graph: Graph, grouping
     merged = group_ops(graph, grouping)
     assert len(merged) == graph.num_groups
     assert renumber(merged).tolist() == merged.tolist()
-
-
-# --- coarsening ---
-
-
-def check_coarsening(merged: Ints, position: Ints, source: Ints, target: Ints, num_groups: int) -> None:
-    """Asserts that there are at most so many groups and that the edges which point forward make no cycle between them."""
-    assert int(merged.max(initial=-1)) + 1 <= num_groups
-    assert renumber(merged).tolist() == merged.tolist()
-    behind: dict[int, set[int]] = {}
-    for a, b in zip(source.tolist(), target.tolist(), strict=True):
-        if position[a] < position[b] and merged[a] != merged[b]:
-            behind.setdefault(int(merged[b]), set()).add(int(merged[a]))
-    TopologicalSorter(behind).prepare()  # raises a CycleError
-
-
-@given(graph=graphs(12), num_groups=st.integers(1, 12))
-def test_coarse_groups_of_any_graph_have_no_cycle(graph: Graph, num_groups: int) -> None:
-    source, target, _ = group_edges(graph)
-    position = np.array([next(iter(np.flatnonzero(graph.ops.groups == g)), -1) for g in range(graph.num_groups)], np.int64)
-    merged = group_ops(graph, f"coarse:{num_groups}")
-    check_coarsening(merged, position, source, target, num_groups)
-    if graph.num_groups <= num_groups:
-        assert merged.tolist() == list(range(graph.num_groups))
-
-
-@pytest.mark.parametrize("shape", ["sparse", "dense", "layers", "equal", "shuffled"])
-def test_coarse_groups_of_random_dags_have_no_cycle(shape: str) -> None:
-    """80 graphs of up to 300 nodes for each shape; those of `shuffled` are not numbered in their order."""
-    rng = np.random.default_rng(7)
-    for _ in range(80):
-        num_nodes = int(rng.integers(1, 301))
-        source, target = random_dag(rng, num_nodes, int(num_nodes * {"sparse": 1, "dense": 6}.get(shape, 2)))
-        if shape == "layers":  # edges only between neighbouring layers of up to 20 nodes
-            near = (target // 20 - source // 20) <= 1
-            source, target = source[near], target[near]
-        nbytes = np.ones(len(source)) if shape == "equal" else rng.exponential(1.0, len(source)).round(2)
-        work = np.ones(num_nodes) if shape == "equal" else rng.exponential(1.0, num_nodes) * (rng.random(num_nodes) > 0.2)
-        position = rng.permutation(num_nodes) if shape == "shuffled" else np.arange(num_nodes)
-        num_groups = int(rng.integers(1, num_nodes + 1))
-        merged = coarsen(work, position, source, target, nbytes, num_groups)
-        check_coarsening(merged, position, source, target, num_groups)
-        assert coarsen(work, position, source, target, nbytes, num_groups).tolist() == merged.tolist()
-
-
-def test_coarse_groups_are_about_as_many_as_asked_for_and_balanced() -> None:
-    """A chain of 300 equal ops cut in 10: exactly 10 groups, none of more than twice the average."""
-    graph = wired([(n, n + 1) for n in range(299)], 300, flops=[1e13] * 300)
-    merged = group_ops(graph, "coarse:10")
-    sizes = np.bincount(merged)
-    assert len(sizes) == 10
-    assert sizes.max() <= 60
-
-
-def test_coarsening_nothing() -> None:
-    none = np.zeros(0, np.int64)
-    assert coarsen(np.zeros(0), none, none, none, np.zeros(0), 3).tolist() == []
-    assert coarsen(np.zeros(4), np.arange(4), none, none, np.zeros(0), 2).max() == 1  # no edges, no work

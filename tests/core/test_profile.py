@@ -33,7 +33,7 @@ def test_a_plan_holds_for_the_graph_before_and_after_it_was_measured() -> None:
 
 
 def test_busy_neighbours_slow_memory_bound_ops_more() -> None:
-    """Half of the time beside one neighbour: compute (1 + 1.5) / 2.
+    """The neighbour is busy half of the time: compute (1 + 1.5) / 2.
 
     A fifth of the measured work is memory's, so memory work has company of its own kind for a tenth: 1 + (3 - 1) / 10.
     """

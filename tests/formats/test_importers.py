@@ -285,7 +285,7 @@ def test_published_profiles(path: Path, merged: bool, tmp_path: Path) -> None:
 
 @files([path for path in PROFILES if path.name == "inception_v3.txt"])
 def test_inception_on_one_device(path: Path) -> None:
-    """The file's times add up to 710.738 ms; the comparison has 710.8 for one device, 0.06 more than the file says."""
+    """The file's times add up to 710.738 ms; the comparison has 710.8 for one device, 0.06 more than the file."""
     graph, cluster = read_pipedream(path, merged=True), pipedream_cluster(4)
     milliseconds = predict_op_seconds(graph, cluster)[:, 0].sum() * 1000
     assert milliseconds == pytest.approx(710.738)

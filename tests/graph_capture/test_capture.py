@@ -1,4 +1,4 @@
-"""What a captured graph says, on models small enough to count by hand, and what capture refuses."""
+"""Captured graphs of models small enough to count by hand, and what capture refuses."""
 
 import inspect
 import subprocess
@@ -333,7 +333,7 @@ def test_resnet_50_flops_are_the_closed_form() -> None:
     assert graph.ops.flops.sum() == pytest.approx(3 * sum(forward) - forward[0], rel=0.02)
 
 
-# --- what was given stays as it is ---
+# --- the arguments are not changed ---
 
 
 def test_nothing_that_was_given_changes() -> None:
@@ -470,7 +470,7 @@ class Named(nn.Linear):
         ({"x": torch.ones(4, 3), "scale": 3.0}, torch.sum, {"batch['x']"}),
     ],
 )
-def test_how_a_batch_tells_the_arguments(batch: Any, loss_fn: Loss, inputs: set[str]) -> None:
+def test_the_form_of_a_batch_decides_how_the_model_is_called(batch: Any, loss_fn: Loss, inputs: set[str]) -> None:
     step = captured(Named(3, 2), batch, loss_fn)
     assert {r.name for r in step.program.residents if r.kind == "input"} == inputs
     captured(Named(3, 2), batch, loss_fn, micro_batches=2)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 def same_kernels() -> Iterator[None]:
     """Plain ATen kernels, on both sides: oneDNN and the fused attention of the CPU round differently.
 
-    One thread, for a second one only makes such small ops wait where the machine is busy.
+    One thread, because a second one only makes such small ops wait on a busy machine.
     """
     torch.manual_seed(0)
     num_threads = torch.get_num_threads()
@@ -281,7 +281,7 @@ def test_inference() -> None:
 
 
 def test_a_number_that_math_computes_is_refused() -> None:
-    """math.sqrt takes the step counter's value as it is now; the program would repeat this moment for ever."""
+    """math.sqrt takes the present value of the step counter; the program would repeat it forever."""
     model = nn.Linear(2, 2)
     optimizer = adam_by_hand(math.sqrt)(model.parameters(), lr=0.01)  # type: ignore[call-arg]
     with pytest.raises(CaptureError, match="not the math module"):
