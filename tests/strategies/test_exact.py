@@ -106,5 +106,5 @@ def test_little_effort_is_honest() -> None:
 
 def test_without_ortools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    with pytest.raises(StrategyError, match=r"pip install placewise\[exact\]"):
+    with pytest.raises(StrategyError, match=r"pip install 'placewise\[exact\]'"):
         solve(captured_problem())
