@@ -36,8 +36,8 @@ def where(ops: list[tuple[str, float]], placement: list[int], **machine: Any) ->
     return said(ops, placement, **machine)[0]
 
 
-def test_modules_are_told_as_high_in_the_tree_as_they_are_on_one_device() -> None:
-    """The decoder's layers are both on gpu:1, so it is told whole; the projection's 10 s are 6 and 4."""
+def test_the_largest_modules_on_one_device_are_named() -> None:
+    """The decoder's layers are both on gpu:1, so it is named as a whole; the projection's 10 s are 6 and 4."""
     ops = [
         ("encoder.0.mm", 20.0), ("encoder.1.mm", 10.0), ("decoder.0.mm", 5.0), ("decoder.1.mm", 20.0),
         ("projection.mm", 6.0), ("projection.add", 4.0),
@@ -46,7 +46,7 @@ def test_modules_are_told_as_high_in_the_tree_as_they_are_on_one_device() -> Non
     assert where(ops, [0, 0, 1, 1, 0, 1]) == expected
 
 
-def test_a_module_that_is_mixed_is_told_by_what_is_inside() -> None:
+def test_a_mixed_module_is_explained_by_its_submodules() -> None:
     """The encoder's layers are apart; that of the decoder with 19 of 20 s on gpu:1 is mostly there."""
     ops = [
         ("encoder.0.mm", 20.0), ("encoder.1.mm", 20.0), ("encoder.add", 3.0), ("decoder.0.mm", 19.0), ("decoder.0.add", 1.0),
@@ -56,7 +56,7 @@ def test_a_module_that_is_mixed_is_told_by_what_is_inside() -> None:
 
 
 def test_numbers_that_follow_each_other_are_one_name() -> None:
-    """Five names on gpu:1, four of them as long as each other, of which three are not told."""
+    """Five names on gpu:1, four of them as long as each other, three of which are only counted."""
     ops = [(f"blocks.{n}.mm", 9.0) for n in range(7)] + [(f"{name}.mm", 8.0) for name in ("a", "b", "c", "d")]
     expected = "blocks.3 to blocks.6, a and 3 more on gpu:1; blocks.0 to blocks.2 on gpu:0; 1 copy, 1 B"
     assert where(ops, [0, 0, 0, *[1] * 8]) == expected
@@ -68,8 +68,8 @@ def test_one_device_has_everything_or_nearly() -> None:
     assert text == "nearly everything on gpu:1 (95% of the time), the rest on gpu:0 and gpu:2; 2 copies, 2 B"
 
 
-def test_at_most_six_clauses_and_nothing_small_by_itself() -> None:
-    """Eight devices: the seventh and eighth are the rest, 5 of 100 s. Ops in no module are told too."""
+def test_at_most_six_clauses_and_small_ones_are_the_rest() -> None:
+    """Eight devices: the seventh and eighth are the rest, 5 of 100 s. Ops in no module are named too."""
     ops = [("mm", 25.0)] + [(f"m{n}.mm", 14.0) for n in range(5)] + [("x.mm", 4.0), ("y.mm", 1.0)]
     text = where(ops, [0, 2, 1, 3, 4, 5, 6, 7])
     clauses = text.split("; ")
@@ -81,7 +81,7 @@ def test_at_most_six_clauses_and_nothing_small_by_itself() -> None:
     assert where(two, [0, 1, 0, 1]) == expected
 
 
-def test_data_parallelism_is_told_by_micro_batch() -> None:
+def test_data_parallelism_is_explained_by_micro_batch() -> None:
     """Both modules are half here, half there; each micro-batch is on one device."""
     ops = [(f"{name}.mm_{n}", 1.0) for n in range(4) for name in ("a", "b")]
     batches = {n: n // 2 for n in range(8)}

@@ -184,14 +184,16 @@ def _add_labels(axes: "Axes", lines: Sequence[BestSoFar], looks: Sequence[tuple[
     for position, (wanted, i) in enumerate(ends):
         height = max(min(wanted, 1 - spacing * (len(ends) - 1 - position)), at_least)
         at_least = height + spacing
+        colour, style = looks[i]
         arrow: dict[str, Any] = {
             "arrowstyle": "-",
-            "color": looks[i][0],
+            "color": colour,
             "shrinkA": 0,
             "shrinkB": 0,
             "relpos": (0, 0.5),
             "lw": 1.4,
         }
+        arrow["ls"] = "-" if lines[i].is_level else style
         place: dict[str, Any] = {"xycoords": "axes fraction", "va": "center", "arrowprops": arrow}
         axes.annotate(f" {_plain(lines[i].label)}", (1, wanted), (1.035, height), **place)
 

@@ -71,7 +71,7 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(measured_steps, "measure_profile", scaled)
     monkeypatch.setattr(measured_steps, "measure_steps", clocked)
-    code, printed, told = bench(1, "--strategies", "cpu-only,heft", "--rounds", "3", "--json")
+    code, printed, errors = bench(1, "--strategies", "cpu-only,heft", "--rounds", "3", "--json")
     assert code == 0
     found = json.loads(printed)
     predicted = 2e3 * len(load_graph(MODEL).ops)
@@ -80,8 +80,8 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
         assert (row["measured ms"], row["spread %"]) == pytest.approx((3e3, 700 / 3))
         assert row["error %"] == pytest.approx((predicted / 3e3 - 1) * 100)
     assert found["rank correlation"] is None  # both are the same
-    assert "round 2 of 3, cpu-only, heft: " in told
-    assert "round 3 of 3, cpu-only, heft: " in told
+    assert "round 2 of 3, cpu-only, heft: " in errors
+    assert "round 3 of 3, cpu-only, heft: " in errors
 
 
 @pytest.mark.parametrize(("stopped_in", "expected"), [(1, 130), (2, 0)])
@@ -96,9 +96,9 @@ def test_a_stopped_benchmark_prints_what_it_has(
         return measure_profile(*args, **settings)
 
     monkeypatch.setattr(measured_steps, "measure_profile", profile)
-    code, printed, told = bench(1, "--strategies", "cpu-only", "--rounds", "2", "--json")
+    code, printed, errors = bench(1, "--strategies", "cpu-only", "--rounds", "2", "--json")
     assert code == expected
-    assert "placewise: stopped" in told
+    assert "placewise: stopped" in errors
     if stopped_in == 2:
         found = json.loads(printed)
         assert [row["placement"] for row in found["measured"]] == ["cpu-only"]
@@ -110,7 +110,7 @@ def test_what_is_not_installed_is_reported(bench: Bench, monkeypatch: pytest.Mon
         raise StrategyError("metis: needs pymetis")
 
     monkeypatch.setattr("placewise.search.planner.Planner.search", missing)
-    code, _, told = bench(1)
+    code, _, errors = bench(1)
     assert code == 2
-    assert "metis: needs pymetis" in told
-    assert "nothing to run" in told
+    assert "metis: needs pymetis" in errors
+    assert "nothing to run" in errors

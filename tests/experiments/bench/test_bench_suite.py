@@ -74,11 +74,11 @@ def test_equal_budgets_the_same_on_processes_and_from_the_record(tmp_path: Path)
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
-    told = []
+    done_so_far = []
 
     def stop(judged: SuiteProblem, name: str) -> None:
-        told.append(name)
-        if len(told) == 4:
+        done_so_far.append(name)
+        if len(done_so_far) == 4:
             raise KeyboardInterrupt
 
     done, is_complete = search_suite(SUITE, run_file=tmp_path / "runs.db", on_found=stop)

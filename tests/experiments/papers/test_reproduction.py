@@ -151,11 +151,11 @@ def test_a_table_is_the_same_twice_and_is_answered_from_its_record(tmp_path: Pat
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
-    told: list[tuple[str, str]] = []
+    done_so_far: list[tuple[str, str]] = []
 
     def stop(row: PaperRow, column: str, found: Found) -> None:
-        told.append((row.label, column))
-        if len(told) == 6:
+        done_so_far.append((row.label, column))
+        if len(done_so_far) == 6:
             raise KeyboardInterrupt
 
     stopped = reproduce(TINY, EFFORT, run_file=tmp_path / "runs.db", on_found=stop)
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_there_is(tmp_path: Path) -> None:
         ["single GPU", "Post", "random search", OWN, HEFT_EXPECTS],
         ["single GPU"],
     ]
-    assert told[-1] == ("net-4, 4 GPUs", "Post")
+    assert done_so_far[-1] == ("net-4, 4 GPUs", "Post")
     assert times(reproduce(TINY, EFFORT, run_file=tmp_path / "runs.db")) == times(reproduce(TINY, EFFORT))
 
 

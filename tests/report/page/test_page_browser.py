@@ -1,4 +1,4 @@
-"""The page in headless Chromium: what people see and do. Skipped where there is no Chromium."""
+"""The page in headless Chromium: what people see and do. Skipped without Chromium."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from placewise.search.planner import find_bound
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
-pytestmark = pytest.mark.skipif(find_browser() is None, reason="there is no Chromium: scripts/chromium installs it")
+pytestmark = pytest.mark.skipif(find_browser() is None, reason="Chromium is missing: scripts/chromium installs it")
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 COLOUR = """([id, x, y]) => {
