@@ -46,7 +46,7 @@ def add_bench(commands: Any) -> None:
 
 
 class _Benchmarks(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """A command for each benchmark, made when somebody asks which there are: other commands need not import them."""
+    """A command for each benchmark; they are imported when argparse asks for them, not by other commands."""
 
     is_complete = False
 

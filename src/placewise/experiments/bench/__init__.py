@@ -1,8 +1,9 @@
 """Benchmarks that anyone can repeat: `placewise bench NAME`.
 
 Every file `bench_NAME.py` in this folder is a benchmark, found by being there: a frozen dataclass that derives from
-`Benchmark`. Its docstring is the summary, its fields are the options, and `run` measures. The command line imports all of
-these files, so they load heavy packages only inside functions. The other files are what benchmarks share.
+`Benchmark`. Its docstring is the summary, its fields are the options, and `run` measures. `placewise bench --help` imports
+all of these files, so they load heavy packages only inside functions. The other files do the heavy work of a benchmark, or
+are what several share.
 """
 
 import importlib
@@ -17,10 +18,10 @@ PREFIX = "bench_"
 Rows = list[dict[str, Any]]  # figures by name; every row has the same names
 
 Kind = Literal[  # what an option takes
-    "models",  # any number of models, in order
-    "model",  # one model, in order; any graph will do
-    "run-model",  # one model, in order; it must be one that can be run
-    "cluster",  # one cluster, in order
+    "models",  # any number of models; positional, as the next three
+    "model",  # a model, or a graph file
+    "run-model",  # a model that can be run
+    "cluster",
     "strategies",  # names or families, separated by commas
     "list",  # words, separated by commas
     "repeated",  # a word; the option may be given several times
@@ -57,7 +58,7 @@ class Benchmark(ABC):
 
     @classmethod
     def summary(cls) -> str:
-        """Returns one line on what is measured, as help has it: no capital, no full stop."""
+        """Returns one line on what is measured, without a capital and a full stop."""
         line = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
         return line[:1].lower() + line[1:]
 
@@ -76,7 +77,7 @@ class Benchmark(ABC):
 
 
 def option(kind: Kind, help_text: str = "", metavar: str = "", default: Any = None, choices: tuple[str, ...] = ()) -> Any:
-    """Returns a field that can be set on the command line; help adds the default if it is a number or a word."""
+    """Returns a field that can be set on the command line; its help gets the default if that is a number."""
     return field(default=default, metadata={"kind": kind, "help": help_text, "metavar": metavar, "choices": choices})
 
 
