@@ -19,6 +19,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.single_device import accelerators, move_to_allowed
 
 TOTAL_WEIGHT = 10**8  # of all vertices, and of all edges: partitioners compute with whole numbers
@@ -37,9 +38,8 @@ class Metis:
     tries: int = 1  # partitions with different seeds
 
     def __post_init__(self) -> None:
-        _check_imbalance(self.imbalance)
-        if self.tries < 1:
-            raise ValueError(f"tries must be at least 1, it is {self.tries}")
+        _check_imbalance(self)
+        check_fields(self, "tries", lambda v: v >= 1, "must be at least 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields all partitions at once."""
@@ -69,7 +69,7 @@ class Scotch:
     imbalance: float = 0.01  # Scotch's own default
 
     def __post_init__(self) -> None:
-        _check_imbalance(self.imbalance)
+        _check_imbalance(self)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the one mapping."""
@@ -86,7 +86,7 @@ class MinCut:
     imbalance: float = 0.01  # Scotch's own default
 
     def __post_init__(self) -> None:
-        _check_imbalance(self.imbalance)
+        _check_imbalance(self)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the one mapping."""
@@ -196,6 +196,5 @@ def _load(name: str) -> Any:
     return package
 
 
-def _check_imbalance(imbalance: float) -> None:
-    if not 0.001 <= imbalance <= 1:
-        raise ValueError(f"imbalance must be at least 0.001 and at most 1, it is {imbalance}")
+def _check_imbalance(strategy: Metis | Scotch | MinCut) -> None:
+    check_fields(strategy, "imbalance", lambda v: 0.001 <= v <= 1, "must be at least 0.001 and at most 1")

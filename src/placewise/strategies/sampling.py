@@ -8,6 +8,7 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.single_device import move_to_allowed
 
 Start = Literal["single", "random"]
@@ -20,7 +21,7 @@ class Random:
     batch: int = 64  # placements at a time
 
     def __post_init__(self) -> None:
-        _check(self.batch >= 1, "batch must be at least 1", self.batch)
+        check_fields(self, "batch", lambda v: v >= 1, "must be at least 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields random placements; only one if there is no choice."""
@@ -44,7 +45,7 @@ class HillClimb:
     start: Start = "single"
 
     def __post_init__(self) -> None:
-        _check(self.neighbours >= 1, "neighbours must be at least 1", self.neighbours)
+        check_fields(self, "neighbours", lambda v: v >= 1, "must be at least 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the start, then changes to the incumbent without end; only the start if there is no choice."""
@@ -78,10 +79,8 @@ class Annealing:
     start: Start = "single"
 
     def __post_init__(self) -> None:
-        for name in ("chains", "evaluations", "calibration"):
-            _check(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        for name in ("cooling", "first_acceptance"):
-            _check(0 < getattr(self, name) < 1, f"{name} must be above 0 and below 1", getattr(self, name))
+        check_fields(self, "chains evaluations calibration", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "cooling first_acceptance", lambda v: 0 < v < 1, "must be above 0 and below 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the start, changes to it, then a change of every chain without end."""
@@ -125,8 +124,8 @@ class Genetic:
     start: Start = "single"
 
     def __post_init__(self) -> None:
-        _check(self.population >= 2, "population must be at least 2", self.population)
-        _check(self.mutations >= 0, "mutations must be at least 0", self.mutations)
+        check_fields(self, "population", lambda v: v >= 2, "must be at least 2")
+        check_fields(self, "mutations", lambda v: v >= 0, "must be at least 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the first population, then generations of children without end."""
@@ -229,8 +228,3 @@ def _tournament(cost: Floats, count: int, rng: np.random.Generator) -> Ints:
     rivals = np.sort(rng.integers(len(cost), size=(2, count)), axis=0)
     winners: Ints = np.where(cost[rivals[0]] <= cost[rivals[1]], rivals[0], rivals[1])
     return winners
-
-
-def _check(holds: bool, rule: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{rule}, it is {value}")

@@ -90,7 +90,7 @@ def test_a_round_s_gradients_are_all_of_the_network_that_drew() -> None:
         learner.draw()
         learner.placements = learner.placements[order]
         before = parameters(learner)
-        learner.learn(small.simulator(learner.blocks.expand(training.numbers(learner.placements))))
+        learner.learn(small.simulator(learner.blocks.expand(training.to_array(learner.placements))))
         moved.append(parameters(learner) - before)
     assert float(moved[0].norm()) > 1e-3
     assert torch.allclose(moved[0], moved[1], atol=1e-6)

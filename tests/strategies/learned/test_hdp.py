@@ -19,7 +19,7 @@ from placewise.core.graph import Graph, Ops, Tensors
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.learned import training
-from placewise.strategies.learned.hdp import MOST_UNGROUPED, Hdp, Hierarchy, Units, stretches
+from placewise.strategies.learned.hdp import MOST_UNGROUPED, Hdp, Hierarchy, Units, split_by_device
 
 
 @pytest.fixture(autouse=True)
@@ -200,11 +200,11 @@ def test_ablations_learn_the_placer_alone(grouping: Any) -> None:
     first = learner.groups
     if grouping == "none":
         assert first.tolist() == list(range(problem.num_groups))
-    before = training.numbers(learner.grouper.output.weight.detach() * 1e6)
+    before = training.to_array(learner.grouper.output.weight.detach() * 1e6)
     learner.learn(Evaluation(np.arange(1.0, 5), np.ones(4), np.zeros(4, np.int64)))
     learner.draw()
     assert np.array_equal(first, learner.groups)
-    assert np.array_equal(before, training.numbers(learner.grouper.output.weight.detach() * 1e6))
+    assert np.array_equal(before, training.to_array(learner.grouper.output.weight.detach() * 1e6))
 
 
 def test_no_grouping_refuses_a_large_graph() -> None:
@@ -215,8 +215,8 @@ def test_no_grouping_refuses_a_large_graph() -> None:
 
 def test_stretches_of_a_known_placement() -> None:
     """Units 0, 2, 3 are on device 0, the others on 1: in that order, two to a group."""
-    assert stretches(np.array([0, 1, 0, 0, 1, 1]), 3).tolist() == [0, 1, 0, 1, 2, 2]
-    assert stretches(np.array([1, 0]), 2).tolist() == [1, 0]
+    assert split_by_device(np.array([0, 1, 0, 0, 1, 1]), 3).tolist() == [0, 1, 0, 1, 2, 2]
+    assert split_by_device(np.array([1, 0]), 2).tolist() == [1, 0]
 
 
 def test_a_warm_start_is_where_the_samples_begin() -> None:

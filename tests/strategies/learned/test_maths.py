@@ -181,5 +181,5 @@ def test_advantages() -> None:
 def test_numbers_that_are_not_finite_are_an_error_that_names_strategy_and_update() -> None:
     maths.check_finite(np.array([0.0, 1.0]), "post", 3)
     for bad in (np.nan, np.inf):
-        with pytest.raises(StrategyError, match=r"strategy 'post': at update 3 .* not finite"):
+        with pytest.raises(StrategyError, match=r"strategy 'post': numbers are not finite at update 3"):
             maths.check_finite(np.array([0.0, bad]), "post", 3)

@@ -8,8 +8,7 @@ import torch
 from builders import graph_of, op, tensor
 
 from placewise.core.errors import StrategyError
-from placewise.strategies.learned import features as features
-from placewise.strategies.learned import training
+from placewise.strategies.learned import features, training
 from placewise.strategies.learned.networks import Prior, Seq2Seq
 
 
@@ -42,7 +41,7 @@ def test_drawing_step_by_step_follows_the_probabilities_of_one_pass(seed: int, s
     made = network(seed, **settings)
     rng = torch.Generator().manual_seed(seed)
     inputs, prior = torch.randn((7, 4), generator=rng), Prior(torch.randn((7, 3), generator=rng), torch.full((7, 3), 0.02))
-    waits = training.waits((5, 7, 3), rng)
+    waits = training.waiting_times((5, 7, 3), rng)
     with torch.no_grad():
         memory = made.read(inputs)
         placements = made.sample(memory, prior, waits)
@@ -58,7 +57,7 @@ def test_draws_have_the_probabilities_of_the_softmax() -> None:
     prior = training.prior_of(np.array([[0.2, 0.0, 0.8]]), np.array([[True, False, True]]), 0.0)
     with torch.no_grad():
         memory = made.read(torch.zeros(1, 4))
-        drawn = made.sample(memory, prior, training.waits((20000, 1, 3), generator))[:, 0]
+        drawn = made.sample(memory, prior, training.waiting_times((20000, 1, 3), generator))[:, 0]
         probabilities = prior.probabilities(made(memory, drawn[:1, None]))[0, 0]
     shares = torch.bincount(drawn, minlength=3) / len(drawn)
     assert shares[1] == probabilities[1] == 0

@@ -1,20 +1,14 @@
 """Post and its parts: that they follow Algorithm 1, learn, and find the optimum of small problems."""
 
-import json
-import sys
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bless import GOLDEN, captured_problem
-from command_line import refused
+from bless import captured_problem
 from simulated import random_step
 from strategies.test_sampling import chain, mixed
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from placewise.cli import main
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
@@ -171,7 +165,7 @@ def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> No
         proposals = make(name).search(chain(4, 2), np.random.default_rng(0))
         batch = next(proposals)
         proposals.send(judged(np.ones(len(batch.placements))))
-        with pytest.raises(StrategyError, match=f"strategy '{name}': at update [012] there are numbers that are not finite"):
+        with pytest.raises(StrategyError, match=f"strategy '{name}': numbers are not finite at update [012]"):
             proposals.send(judged(np.full(12, bad)))
 
 
@@ -207,32 +201,3 @@ def test_a_failing_placement_counts_what_is_asked_for() -> None:
 def test_values_out_of_range_are_refused(name: str, key: str, value: str) -> None:
     with pytest.raises(StrategyError, match=f"strategy '{name}': {key} must be "):
         make(name, {key: value})
-
-
-# --- learning curves ---
-
-
-PLACE = ["place", str(GOLDEN / "captured.json.gz"), "--cluster", "2xK80", "--strategy", "post", "--budget", "120", "--json"]
-
-
-def test_curves_for_tensorboard_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLACE, "--tensorboard", str(tmp_path / "curves")]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    events = EventAccumulator(str(tmp_path / "curves")).Reload()
-    expected = {"best_step_seconds", "update", "loss", "entropy", "baseline", "average_seconds", "best_seconds"}
-    assert set(events.Tags()["scalars"]) == expected
-    best = events.Scalars("best_step_seconds")
-    assert [event.step for event in best] == list(range(12, 121, 12))
-    assert best[-1].value == pytest.approx(json.loads(captured.out)["step_seconds"], rel=1e-6)
-    assert [event.step for event in events.Scalars("loss")] == list(range(24, 121, 12))
-
-
-def test_curves_that_cannot_be_written_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert "file is no folder" in refused([*PLACE, "--tensorboard", str(tmp_path / "file" / "x")], capsys)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "pip install 'placewise[learned]'" in refused([*PLACE, "--tensorboard", str(tmp_path / "curves")], capsys)
-    assert not (tmp_path / "curves").exists()

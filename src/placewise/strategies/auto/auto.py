@@ -20,6 +20,7 @@ from placewise.strategies.auto.chains import Chains
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
 from placewise.strategies.auto.starts import evolve, portfolio
 from placewise.strategies.auto.walk import Pace
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import Choices
 
 COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # [kinds], how often each kind of move is drawn in even cycles
@@ -51,14 +52,10 @@ class Auto:
     batch: int = 3  # placements to measure at a time
 
     def __post_init__(self) -> None:
-        for name in ("chains", "effort", "populations", "blocks", "coarse", "cycle", "rounds", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, it is {getattr(self, name)}")
-        for name in ("hot", "cold"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must be above 0 and below 1, it is {getattr(self, name)}")
-        if not 0 <= self.focus <= 1:
-            raise ValueError(f"focus must be from 0 to 1, it is {self.focus}")
+        counts = "chains effort populations blocks coarse cycle rounds batch"
+        check_fields(self, counts, lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "hot cold", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "focus", lambda v: 0 <= v <= 1, "must be from 0 to 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the best start, then what the chains find after each round, without end; without ops, only the start."""

@@ -15,6 +15,7 @@ from placewise.simulate.dependencies import build_dependencies
 from placewise.simulate.flat_problem import flatten
 from placewise.strategies.baechi.favourite_children import favourite_children
 from placewise.strategies.baechi.scheduler import Case, schedule_earliest
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.list_scheduling.tasks import (
     group_bytes,
     mean_copy_seconds,
@@ -65,10 +66,8 @@ class MSct:
     lp_iterations: int = 50_000
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 0.5:
-            raise ValueError(f"threshold must be from 0 to 0.5, it is {self.threshold}")
-        if self.lp_iterations < 0:
-            raise ValueError(f"lp_iterations must be at least 0, it is {self.lp_iterations}")
+        check_fields(self, "threshold", lambda v: 0 <= v <= 0.5, "must be from 0 to 0.5")
+        check_fields(self, "lp_iterations", lambda v: v >= 0, "must be at least 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""

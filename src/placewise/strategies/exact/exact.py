@@ -12,6 +12,7 @@ from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import unique_reads
 from placewise.strategies.exact.constraint_program import ConstraintProgram, import_solver
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import single_placements
 
 ROUNDING = 1e-6  # relative error from rounding times down to the solver's units
@@ -30,11 +31,8 @@ class Exact:
     first_effort: float = 1.0  # of the first attempt; each further one has twice the effort of the last
 
     def __post_init__(self) -> None:
-        if self.max_ops < 0:
-            raise ValueError(f"max_ops must be at least 0, it is {self.max_ops}")
-        for name in ("effort", "first_effort"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, it is {getattr(self, name)}")
+        check_fields(self, "max_ops", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "effort first_effort", lambda v: v > 0, "must be above 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the placements on one device, then better ones; at last the best one again, with its status."""

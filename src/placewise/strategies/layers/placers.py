@@ -9,6 +9,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.graph import TENSOR_KINDS
 from placewise.core.problem import Problem
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.layers import accelerate
 from placewise.strategies.layers.model_layers import Layers, find_layers, layer_bytes, layer_seconds
 from placewise.strategies.layers.pipeline_order import one_forward_one_backward
@@ -96,8 +97,7 @@ class Pipeline:
     stages: int = 0  # how many GPUs at most, 0: all
 
     def __post_init__(self) -> None:
-        if self.stages < 0:
-            raise ValueError(f"stages must be at least 0, it is {self.stages}")
+        check_fields(self, "stages", lambda v: v >= 0, "must be at least 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields one placement; with micro-batches it yields it again, in the order of one forward, one backward."""

@@ -1,1 +1,1 @@
-"""Strategies that learn a distribution over placements from the evaluations of its samples."""
+"""Strategies that learn a distribution over placements from evaluations of its samples."""

@@ -13,29 +13,28 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
-from placewise.strategies.learned import features as features
-from placewise.strategies.learned import training
+from placewise.strategies.hyper_parameters import check_fields
+from placewise.strategies.learned import features, training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Policy, Seq2Seq
-from placewise.strategies.learned.training import check_fields
 from placewise.strategies.warm_start import begin, check_start
 
 
 @dataclass(frozen=True)
 class ColocRL:
-    """Samples placements from an attentional LSTM and moves it towards those that are faster than it is used to."""
+    """Samples placements from an LSTM with attention, and moves it towards those that are faster than usual."""
 
-    samples: int = 4  # placements of a controller at a time
-    controllers: int = 4  # that share the network
+    samples: int = 4  # placements of a controller for an update
+    controllers: int = 4  # they share the network
     grouping: str = "single-consumer"
-    max_blocks: int = 256  # decisions; where the grouping leaves more, coarse:max_blocks takes its place
+    max_blocks: int = 256  # most decisions; if the grouping has more, coarse:max_blocks replaces it
     units: int = 256
     learning_rate: float = 3e-4
     max_norm: float = 1.0
     baseline_decay: float = 0.9
     advantage: Advantage = "normalised"
-    exploration: float = 1.0  # decisions of a placement that are drawn evenly
-    valid_only_after: int = 5000  # updates
+    exploration: float = 1.0  # decisions of a placement that are uniform, on average
+    valid_only_after: int = 5000  # updates, from which on only placements that fit teach
     start: str = "none"
     start_evaluations: int = 480
     confidence: float = 0.9
@@ -50,7 +49,7 @@ class ColocRL:
         check_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the samples of all controllers at a time, without end; only one placement where there is no choice."""
+        """Yields the samples of all controllers in one batch, without end; only one placement if there is no choice."""
         blocks = self.blocks(problem)
         known = yield from begin(problem, self.start, self.start_evaluations, rng)
         known = None if known is None else blocks.contract(known)
@@ -61,15 +60,16 @@ class ColocRL:
         yield from training.learn_by_drawing(lambda: Controllers(self, problem, blocks, initial, rng))
 
     def blocks(self, problem: Problem) -> Blocks:
-        """Returns what is placed by one decision each."""
+        """Returns the blocks that one decision each places."""
         blocks = Blocks.of(problem, self.grouping)
         return blocks if blocks.num_blocks <= self.max_blocks else Blocks.of(problem, f"coarse:{self.max_blocks}")
 
 
 def read_blocks(problem: Problem, blocks: Blocks) -> tuple[Floats, Floats]:
-    """Returns each block's shares of the kinds of op, and its outputs' sizes, its readers and those that it reads from.
+    """Returns each block's shares of the kinds of op, and the sizes of its outputs with its neighbours.
 
-    They are [blocks, kinds] and [blocks, 6 + 2 blocks].
+    They are [blocks, kinds] and [blocks, 6 + 2 blocks]: after the sizes come the blocks that read from it and those that it
+    reads from.
     """
     kinds, labels = features.Kinds.of(problem.graph), blocks.of_group[problem.op_groups]
     counts = kinds.counted(labels, blocks.num_blocks)
@@ -80,24 +80,24 @@ def read_blocks(problem: Problem, blocks: Blocks) -> tuple[Floats, Floats]:
 
 
 class Controllers:
-    """Learners that share one policy: each draws its own placements, and they move it in turn.
+    """Learners that share one policy: each draws its own placements, and they update it in turn.
 
-    The gradients of a round are all of the policy that drew the placements, so those that come later are a bit old, as with
-    the paper's asynchronous controllers.
+    All gradients of a round belong to the policy that drew the placements, so the later ones are slightly stale, as with the
+    paper's asynchronous controllers.
     """
 
     def __init__(
         self, settings: ColocRL, problem: Problem, blocks: Blocks, initial: Floats, rng: np.random.Generator
     ) -> None:
         self.settings, self.blocks = settings, blocks
-        self.generator = training.seeded(rng)
+        self.generator = training.seeded_generator(rng)
         shares, others = read_blocks(problem, blocks)
         width, num_kinds = KIND_WIDTH + others.shape[1], shares.shape[1]
         network = training.build_network(
             lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator
         )
         embedding = training.build_network(lambda: KindEmbedding(num_kinds), self.generator)
-        inputs = training.tensor(np.concatenate([shares, others], axis=1))
+        inputs = training.to_tensor(np.concatenate([shares, others], axis=1))
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
         self.policy = Policy(network, inputs, prior, embedding)
         self.optimizer: torch.optim.Optimizer = training.adam(self.policy, settings.learning_rate)
@@ -107,15 +107,15 @@ class Controllers:
     def draw(self) -> Ints:
         """Returns the placements of all controllers: [controllers * samples, groups]."""
         batch = self.settings.controllers * self.settings.samples
-        self.placements = self.policy.sample(training.waits((batch, *self.policy.prior.bias.shape), self.generator))
-        return self.blocks.expand(training.numbers(self.placements))
+        self.placements = self.policy.sample(training.waiting_times((batch, *self.policy.prior.bias.shape), self.generator))
+        return self.blocks.expand(training.to_array(self.placements))
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
-        """Moves the policy once for each controller; returns what there is to note."""
+        """Updates the policy once for each controller; returns the notes."""
         signals = training.signals(evaluation.cost)
         teaches = (evaluation.overflow_bytes == 0) | (self.updates < self.settings.valid_only_after)
         better = advantages(signals, self.baseline, self.settings.advantage)
-        gains = training.tensor(np.where(teaches, better, 0.0))
+        gains = training.to_tensor(np.where(teaches, better, 0.0))
         found: list[list[Tensor]] = []
         losses, entropies = [], []
         for first in range(0, len(signals), self.settings.samples):
@@ -127,7 +127,7 @@ class Controllers:
             entropies.append(training.mean_entropy(logs.detach()).item())
         for number, gradients in enumerate(found):
             if not gains[number * self.settings.samples :][: self.settings.samples].any():
-                continue  # momentum alone would move the policy
+                continue  # or else momentum alone would move the policy
             training.descend(self.optimizer, self.policy, gradients, self.settings.max_norm)
         self.updates += len(found)
         self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)

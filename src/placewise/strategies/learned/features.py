@@ -1,7 +1,7 @@
-"""What a network is told of ops that are placed together: their kinds, the sizes of their outputs, their neighbours.
+"""What networks read about sets of ops: the kinds of op, the sizes of the outputs, the neighbours.
 
-A `label` is the set that an op belongs to: a group of the problem, a block, or what a learned grouper has made. A graph file
-has bytes and no shapes, so sizes stand where the papers have shapes: log10(1 + bytes) / 10, which is within 0 and 1.9.
+A *label* is the set that an op belongs to: a group of the problem, a block, or a group of a learned grouper. A graph file
+has bytes and no shapes, so sizes replace the papers' shapes: log10(1 + bytes) / 10, which is between 0 and 1.9.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,12 @@ from placewise.core.graph import Graph
 from placewise.core.labels import renumber, sum_by_label
 
 MAX_OUTPUTS = 6
-
-MAX_NEIGHBOURS = 6  # that write what a set reads, and as many that read what it writes
-
+MAX_NEIGHBOURS = 6  # that a set reads from, and as many that read from it
 PADDING = -1.0
 
 
 class Kinds(NamedTuple):
-    """The ops' kinds as numbers, in the order in which they first stand."""
+    """The ops' kinds as numbers, in the order of their first ops."""
 
     of_op: Ints  # [ops]
     num_kinds: int
@@ -33,7 +31,7 @@ class Kinds(NamedTuple):
         return cls(numbers, int(numbers.max(initial=-1)) + 1)
 
     def counted(self, labels: Ints, num_labels: int) -> Floats:
-        """Returns how many ops of each kind each label has: [labels, kinds]."""
+        """Returns the number of ops of each kind in each label: [labels, kinds]."""
         found = sum_by_label(labels * self.num_kinds + self.of_op, np.ones(len(labels)), num_labels * self.num_kinds)
         return found.reshape(num_labels, self.num_kinds)
 
@@ -45,7 +43,7 @@ def scaled(nbytes: Ints | Floats) -> Floats:
 
 
 def edges_between(graph: Graph, labels: Ints, num_labels: int) -> tuple[Ints, Ints]:
-    """Returns the pairs of different labels, one of which reads what the other writes, each once: writers, readers."""
+    """Returns the writers and the readers of all pairs of different labels with tensors between them, each pair once."""
     writers, readers, _ = graph.edges
     pairs = np.unique(labels[writers] * num_labels + labels[readers])
     source, target = pairs // max(num_labels, 1), pairs % max(num_labels, 1)
@@ -53,9 +51,10 @@ def edges_between(graph: Graph, labels: Ints, num_labels: int) -> tuple[Ints, In
 
 
 def output_sizes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, Ints]:
-    """Returns the sizes of each label's largest outputs, padded, and how many outputs it has: [labels, 6], [labels].
+    """Returns the sizes of each label's largest outputs, padded, and the number of its outputs: [labels, 6], [labels].
 
-    An output is a tensor that one of its ops writes and that not only itself reads. Ties go to the first tensor.
+    An output is a tensor that one of its ops writes and that another label reads, or that nobody reads. Ties go to the
+    first tensor.
     """
     written = np.flatnonzero(graph.producer >= 0)
     owner = labels[graph.producer[written]]
@@ -74,7 +73,7 @@ def output_sizes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, I
 
 
 def neighbours(source: Ints, target: Ints, num_labels: int) -> Floats:
-    """Returns up to 6 labels that each one reads from and up to 6 that read from it, the lowest first: [labels, 12].
+    """Returns up to 6 labels that each label reads from and up to 6 that read from it, the lowest first: [labels, 12].
 
     They are numbers / `num_labels`, padded; the edges are those of `edges_between`.
     """
@@ -87,7 +86,7 @@ def neighbours(source: Ints, target: Ints, num_labels: int) -> Floats:
 
 
 def adjacency(source: Ints, target: Ints, num_labels: int) -> Floats:
-    """Returns 1 where the label of the row writes what that of the column reads: [labels, labels]."""
+    """Returns 1 where the column's label reads from the row's label, else 0: [labels, labels]."""
     matrix = np.zeros((num_labels, num_labels))
     matrix[source, target] = 1.0
     return matrix
@@ -99,7 +98,7 @@ def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
 
 
 def _fill(table: Floats, rows: Ints, values: Floats) -> None:
-    """Writes the values of each row from the left, as many as there is room for; rows are in rising order."""
+    """Writes the values of each row from the left, as many as fit; rows are in rising order."""
     column = np.arange(len(rows)) - np.searchsorted(rows, rows)
     fits = column < table.shape[1]
     table[rows[fits], column[fits]] = values[fits]

@@ -1,4 +1,7 @@
-"""What HDP's networks read of the ops that they group, and of the groups that they place."""
+"""A network that groups ops and one that places the groups, which learn together: HDP.
+
+Mirhoseini et al.: A Hierarchical Model for Device Placement. ICLR 2018.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,25 +15,26 @@ from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
-from placewise.strategies.learned import features as features
-from placewise.strategies.learned import training
+from placewise.strategies.hyper_parameters import check_fields
+from placewise.strategies.learned import features, training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import KIND_WIDTH, KindEmbedding, Prior, Seq2Seq
-from placewise.strategies.learned.training import check_fields
 from placewise.strategies.single_device import move_to_allowed
 from placewise.strategies.warm_start import begin, check_start
+
+MOST_UNGROUPED = 4096  # decisions without a grouping; attention takes time and memory in proportion to the square of it
 
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The groups of a problem, as HDP reads them: units, so that a group is one that HDP makes of them."""
+    """The groups of a problem as HDP reads them. They are called units here, as a group is one that HDP makes of them."""
 
-    kinds: Floats  # [units, kinds], how many ops of each kind
-    sizes: Floats  # [units, 6 + 1], of the largest outputs, padded with -1, and log10(1 + the number of outputs)
-    neighbours: Floats  # [units, 12], numbers / units of up to 6 that it reads from and 6 that read from it, padded with -1
+    kinds: Floats  # [units, kinds], the number of ops of each kind
+    sizes: Floats  # [units, 6 + 1], of the largest outputs, padded with -1, and log10(1 + number of outputs)
+    neighbours: Floats  # [units, 12], number / units of up to 6 that it reads from and 6 that read from it, padded with -1
     output_bytes: Floats  # [units], of all tensors that its ops write
     source: Ints  # [edges], units that write
-    target: Ints  # [edges], units that read it, each pair once
+    target: Ints  # [edges], units that read from them, each pair once
 
     @classmethod
     def of(cls, problem: Problem) -> "Units":
@@ -49,15 +53,15 @@ class Units:
         )
 
     def embedded(self) -> Floats:
-        """Returns what the grouper reads: shares of kinds, sizes of outputs, neighbours: [units, kinds + 7 + 12]."""
+        """Returns the grouper's inputs: shares of kinds, sizes of outputs, neighbours: [units, kinds + 7 + 12]."""
         shares = self.kinds / np.maximum(self.kinds.sum(axis=1, keepdims=True), 1.0)
         return np.concatenate([shares, self.sizes, self.neighbours], axis=1)
 
     def grouped(self, groups: Ints, num_groups: int) -> Floats:
-        """Returns what the placer reads of groups, from each unit's group [units]: [groups, kinds + 1 + groups].
+        """Returns the placer's inputs, from each unit's group [units]: [groups, kinds + 1 + groups].
 
-        The columns are log10(1 + the number of ops of a kind), the size of all outputs together, and 1 for every group that
-        reads from it.
+        The columns are log10(1 + number of ops of a kind), the total size of all outputs, and 1 for every group that reads
+        from it.
         """
         counts = features.column_sums(groups, self.kinds, num_groups)
         nbytes = sum_by_label(groups, self.output_bytes, num_groups)
@@ -67,14 +71,11 @@ class Units:
         return np.concatenate([np.log10(1.0 + counts), features.scaled(nbytes)[:, None], readers], axis=1)
 
 
-MOST_UNGROUPED = 4096  # decisions without a grouping: attention takes the square of it
-
-
 @dataclass(frozen=True)
 class Hdp:
-    """Draws a grouping of the problem's groups and some placements of it, and moves both networks towards faster ones."""
+    """Draws a grouping and some placements of it, and moves both networks towards faster ones."""
 
-    placements: int = 4  # of one grouping, for an update
+    placements: int = 4  # of one grouping for an update
     groups: int = 256
     grouping: Literal["learned", "random", "none"] = "learned"
     hidden: int = 64  # units of the grouper
@@ -86,8 +87,8 @@ class Hdp:
     baseline_decay: float = 0.9
     advantage: Advantage = "normalised"
     noise: float = 0.1  # the most that is added to a logit
-    early_updates: int = 500  # with noise, and taught by placements that do not fit, too
-    exploration: float = 1.0  # decisions of a placement that are drawn evenly
+    early_updates: int = 500  # with noise, and in which placements that do not fit teach too
+    exploration: float = 1.0  # decisions of a placement that are uniform, on average
     start: str = "none"
     start_evaluations: int = 480
     confidence: float = 0.9
@@ -101,7 +102,7 @@ class Hdp:
         check_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placements of one grouping at a time, without end; only one where there is no choice."""
+        """Yields the placements of one grouping at a time, without end; only one if there is no choice."""
         if self.grouping == "none" and problem.num_groups > MOST_UNGROUPED:
             raise StrategyError(
                 f"strategy 'hdp': grouping none takes at most {MOST_UNGROUPED} groups, the problem has {problem.num_groups}"
@@ -114,7 +115,7 @@ class Hdp:
 
 
 class Grouper(nn.Module):
-    """A feed-forward network that gives each unit logits for its group: [units, width] -> [units, groups]."""
+    """A feed-forward network that gives logits for each unit's group: [units, width] -> [units, groups]."""
 
     def __init__(self, num_kinds: int, width: int, hidden: int, num_groups: int) -> None:
         super().__init__()
@@ -129,15 +130,15 @@ class Grouper(nn.Module):
 
 
 class Hierarchy:
-    """The grouper, the placer, and what they have seen."""
+    """The grouper and the placer, which draw placements and learn from them."""
 
     def __init__(self, settings: Hdp, problem: Problem, known: Ints | None, rng: np.random.Generator) -> None:
         self.settings, self.problem = settings, problem
-        self.generator = training.seeded(rng)
+        self.generator = training.seeded_generator(rng)
         self.units = Units.of(problem)
         self.num_groups = problem.num_groups if settings.grouping == "none" else min(settings.groups, problem.num_groups)
         embedded, num_kinds = self.units.embedded(), self.units.kinds.shape[1]
-        self.inputs = training.tensor(embedded)
+        self.inputs = training.to_tensor(embedded)
         self.grouper = training.build_network(
             lambda: Grouper(num_kinds, embedded.shape[1], settings.hidden, self.num_groups), self.generator
         )
@@ -157,7 +158,7 @@ class Hierarchy:
         self.optimizer = training.adam(self.learning, settings.learning_rate)
         self.initial = initial_probabilities(problem.allowed, known, settings.confidence)  # [units, devices]
         self.bias = self._grouper_bias(known)  # [units, groups]
-        self.groups = self._first_groups(rng)  # [units], the last ones
+        self.groups = self._first_groups(rng)  # [units], the last ones that were drawn
         self.placements = torch.zeros(0, dtype=torch.int64)  # [placements, groups], the last ones
         self.baseline: float | None = None
         self.updates = 0
@@ -168,22 +169,24 @@ class Hierarchy:
             with torch.no_grad():
                 logits = self.grouper(self.inputs) + self.bias
             chances = torch.softmax(logits + self.noise(logits.shape), dim=1)
-            self.groups = training.numbers((chances / training.waits(tuple(chances.shape), self.generator)).argmax(dim=1))
+            self.groups = training.to_array(
+                (chances / training.waiting_times(tuple(chances.shape), self.generator)).argmax(dim=1)
+            )
         prior = self._prior()
         prior = prior._replace(bias=prior.bias + self.noise(prior.bias.shape))
         with torch.no_grad():
             memory = self.placer.read(self._placer_inputs())
-        waits = training.waits((self.settings.placements, *prior.bias.shape), self.generator)
+        waits = training.waiting_times((self.settings.placements, *prior.bias.shape), self.generator)
         self.placements = self.placer.sample(memory, prior, waits)
-        return move_to_allowed(self.problem, training.numbers(self.placements)[:, self.groups])
+        return move_to_allowed(self.problem, training.to_array(self.placements)[:, self.groups])
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
-        """Moves both networks; returns what there is to note."""
+        """Updates both networks; returns the notes."""
         self.updates += 1
         signals = training.signals(evaluation.cost)
         teaches = (evaluation.overflow_bytes == 0) | (self.updates <= self.settings.early_updates)
         baseline = float(signals.mean()) if self.baseline is None else self.baseline
-        gains = training.tensor(np.where(teaches, advantages(signals, baseline, self.settings.advantage), 0.0))
+        gains = training.to_tensor(np.where(teaches, advantages(signals, baseline, self.settings.advantage), 0.0))
         logs = self.placer_logs()  # [placements, groups, devices]
         used = torch.tensor(np.bincount(self.groups, minlength=self.num_groups) > 0)
         loss = training.reinforce_loss(training.chosen(logs, self.placements)[:, used].mean(dim=1), gains)
@@ -193,14 +196,14 @@ class Hierarchy:
             )
             loss = loss + training.reinforce_loss(chosen.mean(), gains)
         gradients = training.gradients(loss, self.learning, "hdp", self.updates)
-        if gains.any():  # else momentum alone would move them
+        if gains.any():  # or else momentum alone would move them
             training.descend(self.optimizer, self.learning, gradients, self.settings.max_norm)
         self.baseline = moving_average(baseline, signals[teaches], self.settings.baseline_decay)
         entropy = training.mean_entropy(logs.detach()[:, used]).item()
         return training.notes_of(evaluation, self.updates, loss=loss.item(), entropy=entropy, baseline=self.baseline)
 
     def _placer_inputs(self) -> Tensor:
-        return training.tensor(self.units.grouped(self.groups, self.num_groups))
+        return training.to_tensor(self.units.grouped(self.groups, self.num_groups))
 
     def placer_logs(self) -> Tensor:
         """Returns the logarithms of the probabilities at every group of the last placements."""
@@ -208,36 +211,36 @@ class Hierarchy:
         return self._prior().log_probabilities(logits)
 
     def _prior(self) -> Prior:
-        """Returns the placer's prior: that of a group is the mean of its units'; one of no unit is even."""
+        """Returns the placer's prior: for a group the mean over its units; uniform for a group without units."""
         summed = features.column_sums(self.groups, self.initial, self.num_groups)
         summed[summed.sum(axis=1) == 0] = 1.0
         return training.prior_of(summed / summed.sum(axis=1, keepdims=True), summed > 0, self.settings.exploration)
 
     def noise(self, shape: torch.Size) -> Tensor:
-        """Returns what is added to logits: normal, within -noise and noise; nothing after the early updates."""
+        """Returns what is added to logits: normal, clipped to -noise .. noise; 0 after the early updates."""
         if self.updates >= self.settings.early_updates or not self.settings.noise:
             return torch.zeros(())
         return self.settings.noise * torch.randn(shape, generator=self.generator).clamp_(-1, 1)
 
     def _grouper_bias(self, known: Ints | None) -> Tensor:
-        """Returns the grouper's bias [units, groups], towards groups of neighbours on one device of a known placement."""
+        """Returns the grouper's bias [units, groups]: towards groups of units on one device of a known placement."""
         if known is None:
             return torch.zeros(())
-        wanted = stretches(known, self.num_groups)
+        wanted = split_by_device(known, self.num_groups)
         every = np.ones((len(known), self.num_groups), np.bool_)
         return training.prior_of(initial_probabilities(every, wanted, self.settings.confidence), every, 0.0).bias
 
     def _first_groups(self, rng: np.random.Generator) -> Ints:
-        """Returns the groups that stay where they are not learned: [units]."""
+        """Returns the first groups, which stay if they are not learned: [units]."""
         if self.settings.grouping == "none":
             return np.arange(self.problem.num_groups)
         return rng.integers(self.num_groups, size=self.problem.num_groups)
 
 
-def stretches(placement: Ints, num_groups: int) -> Ints:
-    """Returns a group for each unit: equal shares of the units by device, then by number: [units].
+def split_by_device(placement: Ints, num_groups: int) -> Ints:
+    """Returns a group for each unit: equal shares of the units, sorted by device and then by number: [units].
 
-    So a group's units stand together and, but for those few groups in which two devices meet, are on one device.
+    So the units of a group are near each other and, except for the few groups where two devices meet, on one device.
     """
     order = np.lexsort((np.arange(len(placement)), placement))
     groups = np.empty(len(placement), np.int64)

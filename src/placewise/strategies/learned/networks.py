@@ -1,7 +1,7 @@
-"""A sequence-to-sequence network that places one block after the other: an LSTM reads all of them, another decides.
+"""A sequence-to-sequence network that places one block after the other: one LSTM reads all blocks, another one decides.
 
-The attention is by content, with a bilinear score (Luong et al. 2015): the additive one of Bahdanau et al. needs a hidden
-layer for each pair of steps. The decoder looks around after its step, not before it, so known placements are one pass.
+The attention is by content, with a bilinear score (Luong et al. 2015): the additive score of Bahdanau et al. needs a hidden
+layer for each pair of steps. The decoder attends after its step, not before it, so a known placement takes a single pass.
 """
 
 from typing import NamedTuple
@@ -10,25 +10,22 @@ import torch
 from torch import Tensor, nn
 
 DEVICE_WIDTH = 32  # of the embedding of the last block's device
-
 KIND_WIDTH = 20  # of the embedding of an op's kind
-
-LEAST = 1e-30  # what a logarithm is taken of where a probability is 0
-
+LEAST = 1e-30  # replaces a probability of 0 in a logarithm
 MASKED = -1e9  # the bias of a device that a block can't run on: its probability is exactly 0
 
 
 class Memory(NamedTuple):
     """What the encoder has read."""
 
-    states: Tensor  # [blocks, reader's units]
-    keys: Tensor  # [blocks, units], what the decoder's state is compared with
+    states: Tensor  # [blocks, encoder's units]
+    keys: Tensor  # [blocks, units], compared with the decoder's state
     hidden: Tensor  # [layers, 1, units], where the decoder begins
     cell: Tensor  # [layers, 1, units]
 
 
 class Prior(NamedTuple):
-    """What holds before anything is learned, and whatever is learned."""
+    """A bias that holds before anything is learned, and a floor that always holds."""
 
     bias: Tensor  # [blocks, devices], added to the logits
     floor: Tensor  # [blocks, devices], no probability falls below it
@@ -39,7 +36,7 @@ class Prior(NamedTuple):
         return rest * torch.softmax(logits + self.bias, dim=-1) + self.floor
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Returns their logarithms; where a probability is 0, some finite number that no one should look at."""
+        """Returns their logarithms; an arbitrary finite number where a probability is 0."""
         return self.probabilities(logits).clamp(min=LEAST).log()
 
     def at(self, block: int) -> "Prior":
@@ -48,9 +45,9 @@ class Prior(NamedTuple):
 
 
 class Seq2Seq(nn.Module):
-    """Reads blocks [blocks, width] and gives logits for each one's device, from the devices of the blocks before it.
+    """Reads blocks [blocks, width] and gives logits for each block's device, from the devices of the blocks before it.
 
-    With a `ceiling` C and a `temperature` T, the logits are C tanh(logits / T).
+    With a `ceiling` C and a `temperature` T, the logits become C tanh(logits / T).
     """
 
     def __init__(
@@ -67,14 +64,14 @@ class Seq2Seq(nn.Module):
         super().__init__()
         wide = units * (2 if two_ways else 1)
         self.encoder = nn.LSTM(width, units, layers, bidirectional=two_ways)
-        self.last_device = nn.Embedding(num_devices + 1, DEVICE_WIDTH)  # the one behind all devices: no block before
+        self.last_device = nn.Embedding(num_devices + 1, DEVICE_WIDTH)  # the last index: there is no block before
         self.decoder = nn.LSTM(wide + DEVICE_WIDTH, units, layers)
         self.key = nn.Linear(wide, units, bias=False)
         self.output = nn.Linear(units + wide, num_devices)
         self.num_devices, self.ceiling, self.temperature = num_devices, ceiling, temperature
 
     def read(self, inputs: Tensor) -> Memory:
-        """Returns what there is to know of the blocks: [blocks, width]."""
+        """Returns what the encoder reads in the blocks: [blocks, width]."""
         states, (hidden, cell) = self.encoder(inputs[:, None])
         ways = 2 if self.encoder.bidirectional else 1
         return Memory(states[:, 0], self.key(states[:, 0]), hidden[::ways], cell[::ways])
@@ -82,7 +79,7 @@ class Seq2Seq(nn.Module):
     def forward(self, memory: Memory, placements: Tensor) -> Tensor:
         """Returns the logits of each block given the placement of those before it: [batch, blocks, devices].
 
-        The placements are [batch, blocks]; what stands at a block and behind it does not change the block's logits.
+        The placements are [batch, blocks]; the devices of a block and of later ones do not change the block's logits.
         """
         batch = len(placements)
         before = placements.new_full((batch, 1), self.num_devices)
@@ -96,8 +93,8 @@ class Seq2Seq(nn.Module):
     def sample(self, memory: Memory, prior: Prior, waits: Tensor) -> Tensor:
         """Returns placements [batch, blocks], drawn block after block.
 
-        Waits [batch, blocks, devices] are exponential: in a race in which each device runs `probability` times as fast, the
-        first to arrive is drawn by its probability.
+        `waits` [batch, blocks, devices] are exponential times: the device whose wait / probability is the shortest is a
+        sample from the probabilities.
         """
         batch, blocks, _ = waits.shape
         steps = _Steps(self, memory, batch)
@@ -117,7 +114,7 @@ class Seq2Seq(nn.Module):
 
 
 class _Steps:
-    """The decoder, one step at a time: as nn.LSTM does, but five times as fast for a single step."""
+    """The decoder, one step at a time: the same as nn.LSTM, but five times as fast for a single step."""
 
     def __init__(self, network: Seq2Seq, memory: Memory, batch: int) -> None:
         lstm = network.decoder
@@ -146,20 +143,20 @@ class _Steps:
 
 
 class KindEmbedding(nn.Module):
-    """Reads each row's shares of the kinds of op, its first columns, as the average of its ops' embeddings."""
+    """Replaces the shares of the kinds of op, a row's first columns, by the average embedding of its ops."""
 
     def __init__(self, num_kinds: int) -> None:
         super().__init__()
         self.kinds = nn.Linear(num_kinds, KIND_WIDTH, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns the inputs [rows, kinds + others] with embeddings: [rows, 20 + others]."""
+        """Returns the inputs [rows, kinds + others] with the embedding: [rows, 20 + others]."""
         num_kinds = self.kinds.in_features
         return torch.cat([self.kinds(inputs[:, :num_kinds]), inputs[:, num_kinds:]], dim=1)
 
 
 class Policy(nn.Module):
-    """A distribution over placements: a network, what it reads of the blocks, and what holds before it learns."""
+    """A distribution over placements: a network, its inputs for the blocks, and a prior."""
 
     def __init__(self, network: Seq2Seq, inputs: Tensor, prior: Prior, embed: nn.Module | None = None) -> None:
         super().__init__()
@@ -174,5 +171,5 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def sample(self, waits: Tensor) -> Tensor:
-        """Returns placements [batch, blocks] from exponential waits [batch, blocks, devices]."""
+        """Returns placements [batch, blocks] from exponential waiting times [batch, blocks, devices]."""
         return self.network.sample(self.network.read(self.embed(self.inputs)), self.prior, waits)

@@ -1,4 +1,4 @@
-"""A table of probabilities that learns where good placements are: Post, and the three that its paper compares it with.
+"""A table of probabilities that learns where good placements are: Post, and three strategies that its paper compares.
 
 Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization. NeurIPS 2018.
 """
@@ -13,6 +13,7 @@ from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.learned import maths
 from placewise.strategies.learned.maths import Advantage
 from placewise.strategies.warm_start import begin, check_start
@@ -20,16 +21,16 @@ from placewise.strategies.warm_start import begin, check_start
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The placements that were drawn and judged, as far as the next update needs them."""
+    """The placements that were drawn and evaluated, as far as the next update needs them."""
 
     placements: Ints  # [kept, blocks], the last ones
     seconds: Floats  # [kept]
-    count: int = 0  # of all that were drawn
+    count: int = 0  # of all placements that were drawn
     baseline: float | None = None  # a moving average of all times
     best_seconds: float = np.inf
 
     def add(self, placements: Ints, seconds: Floats, decay: float, kept: int) -> "Samples":
-        """Returns the samples with a batch more; the last `kept` stay."""
+        """Returns the samples with one more batch; the last `kept` stay."""
         return Samples(
             np.concatenate([self.placements, placements])[-kept:],
             np.concatenate([self.seconds, seconds])[-kept:],
@@ -48,33 +49,32 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class _Table(ABC):
-    """Draws placements from a table of probabilities [blocks, devices], which learns from every batch."""
+    """Draws placements from a table of probabilities [blocks, devices] that learns from every batch."""
 
     name: ClassVar[str]
 
     batch: int = 12  # K
     baseline_decay: float = 0.9
-    failing_seconds: float = 0.0  # what a placement counts that does not fit; 0: what the evaluator says
+    failing_seconds: float = 0.0  # time of a placement that does not fit; 0: its cost, as for all others
     grouping: str = "coarse:64"
     start: str = "none"
     start_evaluations: int = 480
     confidence: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("batch", "start_evaluations"):
-            _check(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
-        _check(0 <= self.baseline_decay < 1, "baseline_decay must be at least 0 and below 1", self.baseline_decay)
-        _check(self.failing_seconds >= 0, "failing_seconds must be at least 0", self.failing_seconds)
-        _check(0 < self.confidence < 1, "confidence must be above 0 and below 1", self.confidence)
+        check_fields(self, "batch start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
+        check_fields(self, "failing_seconds", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_grouping(self.grouping)
         check_start(self.start)
 
     @abstractmethod
     def learn(self, probabilities: Floats, samples: Samples, allowed: Bools) -> Update | None:
-        """Returns the next distribution, from all samples up to now; None where there is nothing to learn yet."""
+        """Returns the next distribution, from all samples up to now; None if there is nothing to learn yet."""
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields batches of samples; ends when there is nothing more to draw: all probabilities are 0 or 1, for good."""
+        """Yields batches of samples; ends when all probabilities are 0 or 1 and will stay so."""
         blocks = Blocks.of(problem, self.grouping)
         known = yield from begin(problem, self.start, self.start_evaluations, rng)
         known = None if known is None else blocks.contract(known)
@@ -101,12 +101,12 @@ class _Table(ABC):
         return self.batch
 
     def _is_settled(self, probabilities: Floats, count: int, allowed: Bools) -> bool:
-        """Returns whether the table can only say one placement, after so many samples."""
+        """Returns whether the table can only give one placement after `count` samples."""
         has_choice = (allowed.sum(axis=1) > 1) & (self._epsilon(count) > 0)
         return bool(((probabilities.max(axis=1) == 1.0) & ~has_choice).all())
 
     def _epsilon(self, count: int) -> float:
-        """Returns the weight of the even distribution that is mixed in after so many samples."""
+        """Returns the weight of the uniform distribution that is mixed in after `count` samples."""
         return 0.0
 
 
@@ -119,7 +119,7 @@ class _Gradient(_Table):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.rate > 0, "rate must be above 0", self.rate)
+        check_fields(self, "rate", lambda v: v > 0, "must be above 0")
 
     def _gain(self, samples: Samples) -> tuple[Ints, Floats]:
         """Returns the last batch: its placements [batch, blocks] and advantages / batch [batch]."""
@@ -130,7 +130,7 @@ class _Gradient(_Table):
 
 @dataclass(frozen=True)
 class PolicyGradient(_Gradient):
-    """REINFORCE on the table (Williams 1992), as the policy gradient that Post's paper compares with."""
+    """REINFORCE on the table (Williams 1992), the policy gradient of Post's paper."""
 
     name: ClassVar[str] = "policy-gradient"
 
@@ -152,11 +152,11 @@ class _Proximal(_Gradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self.ascent_steps >= 1, "ascent_steps must be at least 1", self.ascent_steps)
-        _check(self.kl_weight >= 0, "kl_weight must be at least 0", self.kl_weight)
+        check_fields(self, "ascent_steps", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "kl_weight", lambda v: v >= 0, "must be at least 0")
 
     def _ascend(self, probabilities: Floats, samples: Samples) -> Update:
-        """Maximises Eq. 11 from where the distribution is."""
+        """Maximises Eq. 11, starting from the current distribution."""
         placements, weights = self._gain(samples)
         gain = maths.tally(placements, weights, probabilities.shape[1])
         gain = np.divide(gain, probabilities, out=np.zeros_like(gain), where=probabilities > 0)
@@ -184,23 +184,23 @@ class _Elites(_Table):
 
     elite_batch: int = 60  # N
     elite_share: float = 0.1  # rho
-    mixing: float = 0.1  # epsilon at the beginning
+    mixing: float = 0.1  # epsilon at first
     evaluations: int = 2400  # L, until epsilon is 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_multiple = self.elite_batch >= 1 and self.elite_batch % self.batch == 0
-        _check(is_multiple, f"elite_batch must be a multiple of batch ({self.batch})", self.elite_batch)
-        _check(0 < self.elite_share <= 1, "elite_share must be above 0 and at most 1", self.elite_share)
-        _check(0 <= self.mixing <= 1, "mixing must be at least 0 and at most 1", self.mixing)
-        _check(self.evaluations >= 1, "evaluations must be at least 1", self.evaluations)
+        rule = f"must be a multiple of batch ({self.batch})"
+        check_fields(self, "elite_batch", lambda v: v >= 1 and v % self.batch == 0, rule)
+        check_fields(self, "elite_share", lambda v: 0 < v <= 1, "must be above 0 and at most 1")
+        check_fields(self, "mixing", lambda v: 0 <= v <= 1, "must be at least 0 and at most 1")
+        check_fields(self, "evaluations", lambda v: v >= 1, "must be at least 1")
 
     @property
     def _kept(self) -> int:
         return self.elite_batch
 
     def _imitate(self, samples: Samples, allowed: Bools) -> Update:
-        """Minimises Eq. 9 by Theorem 1, and mixes with the even distribution."""
+        """Minimises Eq. 9 by Theorem 1, and mixes in the uniform distribution."""
         promising = maths.elites(samples.placements, samples.seconds, self.elite_share)
         probabilities = maths.shares(promising, allowed.shape[1])
         loss = -float(maths.log_probabilities(probabilities, promising).sum()) / len(samples.seconds)
@@ -228,22 +228,17 @@ class Post(_Elites, _Proximal):
     name: ClassVar[str] = "post"
 
     def learn(self, probabilities: Floats, samples: Samples, allowed: Bools) -> Update:
-        """Imitates or ascends, by Algorithm 1: where both are due, it is cross-entropy alone."""
+        """Imitates or ascends, by Algorithm 1: if both are due, only cross-entropy."""
         if samples.count % self.elite_batch == 0:
             return self._imitate(samples, allowed)
         return self._ascend(probabilities, samples)
 
 
 def _notes(probabilities: Floats, samples: Samples, seconds: Floats) -> dict[str, float]:
-    """Returns what a learning curve shows: the entropy is the mean over the blocks, in nats."""
+    """Returns the notes for a learning curve; the entropy is the mean over the blocks, in nats."""
     return {
         "entropy": float(maths.entropy(probabilities).mean()),
         "baseline": float(samples.baseline or 0.0),
         "average_seconds": float(seconds.mean()),
         "best_seconds": samples.best_seconds,
     }
-
-
-def _check(holds: bool, rule: str, value: object) -> None:
-    if not holds:
-        raise ValueError(f"{rule}, it is {value}")

@@ -14,16 +14,16 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
+from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.learned import training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
 from placewise.strategies.learned.networks import Policy, Seq2Seq
-from placewise.strategies.learned.training import check_fields
 from placewise.strategies.warm_start import begin, check_start
 
 
 @dataclass(frozen=True)
 class Spotlight:
-    """Places one block after the other, a stage of a Markov decision process each, and learns from the time at the end."""
+    """Places one block at each stage of a Markov decision process, and learns from the time at the end."""
 
     batch: int = 10
     grouping: str = "name-prefix:2"
@@ -32,7 +32,7 @@ class Spotlight:
     learning_rate: float = 1e-4
     ascent_steps: int = 10
     kl_weight: float = 1.0  # beta
-    exploration: float = 1.0  # decisions of a placement that are drawn evenly
+    exploration: float = 1.0  # decisions of a placement that are uniform, on average
     reward_scale: float = 10.0
     advantage: Advantage = "normalised"
     start: str = "none"
@@ -48,7 +48,7 @@ class Spotlight:
         check_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields batches of samples without end; only one placement where there is no choice."""
+        """Yields batches of samples without end; only one placement if there is no choice."""
         blocks = Blocks.of(problem, self.grouping)
         known = yield from begin(problem, self.start, self.start_evaluations, rng)
         known = None if known is None else blocks.contract(known)
@@ -60,18 +60,18 @@ class Spotlight:
 
 
 class Trials(NamedTuple):
-    """Placements that a policy has drawn, and what they are worth."""
+    """Placements that a policy has drawn, and their rewards."""
 
     placements: Tensor  # [batch, blocks]
     rewards: Tensor  # [batch]
-    weights: Tensor  # [batch], which add up to 1; equal for samples
+    weights: Tensor  # [batch], with a sum of 1; equal for samples
 
 
 def proximal_objective(new: Tensor, old: Tensor, trials: Trials, kl_weight: float) -> Tensor:
     """Returns what an update maximises: the mean over trials and stages of ratio · reward - beta · KL(q ‖ q').
 
-    The ratio is q'(a|s) / q(a|s) of the device that was chosen, the divergence that of all devices at the stage. `new` and
-    `old` are logarithms of the probabilities q' and q: [batch, blocks, devices].
+    The ratio is q'(a|s) / q(a|s) of the chosen device, the divergence is over all devices of the stage. `new` and `old` are
+    the logarithms of the probabilities q' and q: [batch, blocks, devices].
     """
     ratio = (training.chosen(new, trials.placements) - training.chosen(old, trials.placements)).exp()  # [batch, blocks]
     divergence = (old.exp() * (old - new)).sum(dim=2)  # [batch, blocks]
@@ -81,9 +81,9 @@ def proximal_objective(new: Tensor, old: Tensor, trials: Trials, kl_weight: floa
 def ascend(
     policy: nn.Module, optimizer: torch.optim.Optimizer, trials: Trials, settings: Spotlight, update: int
 ) -> tuple[float, float]:
-    """Moves a policy by some steps that raise the objective; returns the last one's objective and the old entropy.
+    """Makes some steps that raise the objective; returns the objective at the last step and the old policy's entropy.
 
-    `policy(placements)` must be the logarithms of its probabilities at every stage: [batch, blocks, devices].
+    `policy(placements)` gives the logarithms of its probabilities at every stage: [batch, blocks, devices].
     """
     old, objective = None, torch.zeros(())
     for _ in range(settings.ascent_steps):
@@ -96,29 +96,29 @@ def ascend(
 
 
 class Stages:
-    """Draws placements stage by stage, and learns."""
+    """Draws placements stage by stage, and learns from them."""
 
     def __init__(self, settings: Spotlight, blocks: Blocks, initial: Floats, rng: np.random.Generator) -> None:
         self.settings, self.blocks = settings, blocks
-        self.generator = training.seeded(rng)
+        self.generator = training.seeded_generator(rng)
         num_blocks, num_devices = initial.shape
         network = training.build_network(
             lambda: Seq2Seq(num_blocks, num_devices, units=settings.units, layers=settings.layers), self.generator
         )
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
-        self.policy = Policy(network, torch.eye(num_blocks), prior)  # blocks by their numbers alone
+        self.policy = Policy(network, torch.eye(num_blocks), prior)  # a block is only its number
         self.optimizer = training.adam(self.policy, settings.learning_rate)
         self.num_trials, self.total_seconds, self.updates = 0, 0.0, 0
         self.placements = torch.zeros(0, dtype=torch.int64)  # [batch, blocks], the last ones
 
     def draw(self) -> Ints:
         """Returns placements of groups: [batch, groups]."""
-        waits = training.waits((self.settings.batch, *self.policy.prior.bias.shape), self.generator)
+        waits = training.waiting_times((self.settings.batch, *self.policy.prior.bias.shape), self.generator)
         self.placements = self.policy.sample(waits)
-        return self.blocks.expand(training.numbers(self.placements))
+        return self.blocks.expand(training.to_array(self.placements))
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
-        """Maximises the objective on the last batch; returns what there is to note."""
+        """Maximises the objective on the last batch; returns the notes."""
         self.updates += 1
         seconds = evaluation.cost
         trials = Trials(self.placements, self.rewards(seconds), torch.full((len(seconds),), 1 / len(seconds)))
@@ -128,6 +128,6 @@ class Stages:
         return training.notes_of(evaluation, self.updates, loss=-objective, entropy=entropy, baseline=baseline)
 
     def rewards(self, seconds: Floats) -> Tensor:
-        """Returns the mean time of all earlier trials - its own, scaled: [batch]; of the first batch, its own mean."""
+        """Returns the scaled rewards, mean time of all earlier trials - time: [batch]; the first batch uses its own mean."""
         baseline = self.total_seconds / self.num_trials if self.num_trials else float(seconds.mean())
-        return training.tensor(self.settings.reward_scale * advantages(seconds, baseline, self.settings.advantage))
+        return training.to_tensor(self.settings.reward_scale * advantages(seconds, baseline, self.settings.advantage))

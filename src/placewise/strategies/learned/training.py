@@ -1,8 +1,8 @@
-"""What every strategy with a network needs: one thread, one seed, losses as pure functions, steps that are checked."""
+"""What every strategy with a network needs: one thread, one seed, losses as pure functions, checked steps."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,25 +14,25 @@ from placewise.core.problem import Problem
 from placewise.strategies.learned.maths import check_finite, logits_of
 from placewise.strategies.learned.networks import MASKED, Prior
 
-NEARLY_ZERO = 0.1  # the weights of an output layer are so much smaller: the first distribution is nearly the bias alone
+NEARLY_ZERO = 0.1  # scale of an output layer's weights, so that the first distribution is nearly the bias alone
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
 class Learner(Protocol):
-    """Draws placements, and learns from their evaluation before it draws the next."""
+    """Draws placements and learns from their evaluation, in turn."""
 
     def draw(self) -> Ints:
         """Returns placements: [batch, groups]."""
         ...
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
-        """Takes in how good the last placements are; returns what there is to note."""
+        """Learns from the evaluation of the last placements; returns the notes."""
         ...
 
 
 def learn_by_drawing(make: Callable[[], Learner]) -> Search:
-    """Yields what a learner draws, without end, with the notes on the update before; torch works between the yields."""
+    """Yields what a learner draws, without end, with the notes of the last update; torch only works between the yields."""
     with one_thread():
         learner = make()
     notes: dict[str, float] = {}
@@ -46,7 +46,7 @@ def learn_by_drawing(make: Callable[[], Learner]) -> Search:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Has torch work on one thread inside: sums have one order then, whatever the number of cores."""
+    """Makes torch use one thread inside, so that sums have the same order on any number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -55,13 +55,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def seeded(rng: np.random.Generator) -> torch.Generator:
-    """Returns a generator of torch whose seed is drawn."""
+def seeded_generator(rng: np.random.Generator) -> torch.Generator:
+    """Returns a torch generator with a seed drawn from `rng`."""
     return torch.Generator().manual_seed(int(rng.integers(2**63)))
 
 
 def build_network(make: Callable[[], Network], generator: torch.Generator) -> Network:
-    """Returns a new network: weights even within 1 / sqrt(inputs), biases 0, layers named "output" nearly 0."""
+    """Returns a new network: weights uniform within 1 / sqrt(inputs), biases 0, layers named "output" nearly 0."""
     with torch.device("meta"):  # nothing is drawn from torch's global generator
         network = make()
     network.to_empty(device="cpu")
@@ -76,45 +76,38 @@ def build_network(make: Callable[[], Network], generator: torch.Generator) -> Ne
 
 
 def signals(cost: Floats) -> Floats:
-    """Returns what a policy learns from: sqrt(cost), so that the worst placements do not drown the others: [batch]."""
+    """Returns what a policy learns from: sqrt(cost), so that the worst placements do not drown out the others: [batch]."""
     return np.sqrt(cost)
 
 
 def failing_signal(problem: Problem) -> float:
-    """Returns the signal of a placement that just does not fit: all ops in turn, each on its slowest device."""
+    """Returns the signal of a placement that barely fails to fit: all ops in turn, each on its slowest device."""
     return float(np.sqrt(problem.op_seconds.max(axis=1, initial=0.0).sum()))
 
 
 def notes_of(evaluation: Evaluation, update: int, **others: float) -> dict[str, float]:
-    """Returns the notes on an update: its number, the average and the best time of its batch, and others."""
+    """Returns the notes of an update: its number, the average and the best time of its batch, and others."""
     cost = evaluation.cost
     return {"update": update, "average_seconds": float(cost.mean()), "best_seconds": float(cost.min()), **others}
 
 
-def check_fields(strategy: Any, names: str, rule: Callable[[Any], bool], words: str) -> None:
-    """Raises ValueError where a field of these names breaks a rule, which the words name: "must be at least 1"."""
-    for name in names.split():
-        if not rule(getattr(strategy, name)):
-            raise ValueError(f"{name} {words}, it is {getattr(strategy, name)}")
-
-
 def prior_of(probabilities: Floats, allowed: Bools, exploration: float) -> Prior:
-    """Returns the prior with which logits of 0 are these probabilities: [blocks, devices] from [blocks, devices], twice.
+    """Returns the prior with which logits of 0 give these probabilities [blocks, devices].
 
-    Its floor has `exploration` decisions of a placement, on average and at most all, drawn evenly from allowed devices.
+    Its floor makes `exploration` decisions of a placement, on average and at most all, uniform over the allowed devices.
     """
     share = min(exploration / max(len(allowed), 1), 1.0)
     even = allowed / np.maximum(allowed.sum(axis=1, keepdims=True), 1)
-    return Prior(tensor(np.maximum(logits_of(probabilities), MASKED)), tensor(share * even))
+    return Prior(to_tensor(np.maximum(logits_of(probabilities), MASKED)), to_tensor(share * even))
 
 
-def waits(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Returns exponential waiting times, above 0."""
+def waiting_times(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Returns exponential waiting times above 0."""
     return torch.empty(shape).exponential_(generator=generator).clamp_(min=1e-30)
 
 
 def chosen(log_probabilities: Tensor, placements: Tensor) -> Tensor:
-    """Returns the entries of what was chosen: [..., blocks] from [..., blocks, devices] and [..., blocks]."""
+    """Returns the entries of the chosen devices: [..., blocks] from [..., blocks, devices] and [..., blocks]."""
     return log_probabilities.gather(-1, placements[..., None])[..., 0]
 
 
@@ -129,12 +122,12 @@ def reinforce_loss(log_probabilities: Tensor, advantages: Tensor) -> Tensor:
 
 
 def adam(network: nn.Module, learning_rate: float) -> torch.optim.Optimizer:
-    """Returns an optimizer of a network's parameters."""
-    return torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)  # a third of the time on a CPU
+    """Returns Adam for a network's parameters."""
+    return torch.optim.Adam(network.parameters(), lr=learning_rate, fused=True)  # takes a third of the time on a CPU
 
 
 def gradients(loss: Tensor, network: nn.Module, strategy: str, update: int) -> list[Tensor]:
-    """Returns the loss's gradient for each parameter; an error where one is not finite."""
+    """Returns the loss's gradient for each parameter; raises StrategyError if one is not finite."""
     found = torch.autograd.grad(loss, list(network.parameters()))
     norms = torch.stack([gradient.norm() for gradient in found])
     check_finite(norms.detach().numpy(), strategy, update)
@@ -142,7 +135,7 @@ def gradients(loss: Tensor, network: nn.Module, strategy: str, update: int) -> l
 
 
 def descend(optimizer: torch.optim.Optimizer, network: nn.Module, found: Iterable[Tensor], max_norm: float = 0.0) -> None:
-    """Makes one step of the optimizer along gradients, which are cut to a norm first (0: they are not)."""
+    """Makes one step of the optimizer along gradients, clipped to a norm first unless it is 0."""
     for parameter, gradient in zip(network.parameters(), found, strict=True):
         parameter.grad = gradient
     if max_norm > 0:
@@ -150,12 +143,12 @@ def descend(optimizer: torch.optim.Optimizer, network: nn.Module, found: Iterabl
     optimizer.step()
 
 
-def tensor(values: Floats) -> Tensor:
+def to_tensor(values: Floats) -> Tensor:
     """Returns floats as a tensor of the networks' precision."""
     return torch.tensor(values, dtype=torch.float32)
 
 
-def numbers(placements: Tensor) -> Ints:
-    """Returns whole numbers as an array."""
+def to_array(placements: Tensor) -> Ints:
+    """Returns placements as an array."""
     result: Ints = placements.numpy().astype(np.int64)
     return result
