@@ -1,7 +1,11 @@
 """Commands to test: what a refused one must do, and the files of the tiny step that they read."""
 
 import json
+import os
+import pty
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +62,27 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def heed_ctrl_c() -> None:
     """Lets Ctrl-C interrupt a child (preexec_fn) even if the tests run in the background, where SIGINT is ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """Returns what a command prints on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    base = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm", "COLUMNS": "80"}
+    subprocess.run([sys.executable, "-m", "placewise", *arguments], stdout=theirs, check=True, env=base | environment)
+    os.close(theirs)
+    return read_terminal(ours)
+
+
+def read_terminal(ours: int, until: str | None = None) -> str:
+    """Returns what a command writes to a terminal, until a text appears or the command has ended."""
+    text = b""
+    try:
+        while until is None or until.encode() not in text:
+            if not (part := os.read(ours, 4096)):
+                break
+            text += part
+    except OSError:  # Linux: the other end is closed
+        pass
+    if until is None:
+        os.close(ours)
+    return text.decode()

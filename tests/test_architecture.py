@@ -39,6 +39,7 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 PACKAGES = {  # others' packages, and where they may be named: the beginnings of paths
     "numpy": ("",),
     "tomli_w": ("formats/cluster_file.py",),
+    "rich": ("cli/progress.py", "report/terminal_text.py"),
     "shtab": ("cli/",),
     "torch": (
         "graph_capture/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from builders import tiny_cluster, tiny_data, tiny_graph
-from command_line import refused
+from command_line import on_a_terminal, refused
 
 from placewise import __version__
 from placewise.cli import main
@@ -377,22 +376,6 @@ def test_help_says_what_set_sets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--set NAME=VALUE set a parameter, as in crossover=uniform " in helped(capsys, "place")
     words = "--set STRATEGY.NAME=VALUE set a parameter, as in genetic.crossover=uniform "
     assert words in helped(capsys, "compare")
-
-
-def on_a_terminal(*arguments: str, **environment: str) -> str:
-    """Returns what a command prints on a terminal."""
-    ours, theirs = pty.openpty()
-    base = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    subprocess.run([sys.executable, "-m", "placewise", *arguments], stdout=theirs, check=True, env=base | environment)
-    os.close(theirs)
-    text = b""
-    try:
-        while part := os.read(ours, 4096):
-            text += part
-    except OSError:  # Linux: the other end is closed
-        pass
-    os.close(ours)
-    return text.decode()
 
 
 def test_colours_are_for_terminals_that_want_them(graph_file: str) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from small_steps import MLP, mlp_step
 import placewise as pw
 from placewise.bounds.best_bound import Bound, bound
 from placewise.cli import main
+from placewise.cli.progress import Line
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.core.profile import Contention, Profile, ProfiledDevice
@@ -101,20 +101,14 @@ def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFix
     assert "need --measure" in refused(["place", MLP, "--cluster", "two.toml", "--steps", "3"], capsys)
 
 
-def test_a_terminal_shows_what_is_measured(
-    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A line that is written over, and in the end taken away; nothing with --json."""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    command = ["profile", MLP, "--cluster", "two.toml", "-o", "p.json"]
-    assert main(command) == 0
+def test_a_terminal_shows_what_is_measured(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(Line, "show", lambda self, shown: lines.append(shown.text))
+    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json"]) == 0
     count = len(read_profile("p.json").timings)
-    lines = [line.removesuffix("\x1b[K") for line in capsys.readouterr().err.split("\r")]
     expected = [f"{n} of {count} signatures on cpu:0" for n in range(count)]
-    assert [line.partition(",")[0] for line in lines] == ["", *expected, "links", "contention", ""]
-    assert re.fullmatch(f"0 of {count} signatures on cpu:0, [0-9]+ s", lines[1])
-    assert main([*command, "--json"]) == 0
-    assert capsys.readouterr().err == ""
+    assert [line.partition(",")[0] for line in lines] == [*expected, "links", "contention"]
+    assert re.fullmatch(f"0 of {count} signatures on cpu:0, [0-9]+ s", lines[0])
 
 
 def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,8 @@
 
 import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,27 +96,12 @@ def test_a_profile_of_other_hardware_is_said(capsys: pytest.CaptureFixture[str])
     assert len(json.loads(out)["steps"]) == 2
 
 
-def test_a_terminal_shows_which_step_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_shows_which_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
     monkeypatch.setattr(Line, "is_due", True)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(Line, "show", lambda self, entry: shown.append(entry.text))
     assert main([*RUN, *ON_CPUS]) == 0
-    shown = ["warm-up", "warm-up", "step 1 of 2", "step 2 of 2", ""]
-    assert capsys.readouterr().err == "".join(f"\r{text}\x1b[K" for text in shown)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    assert main([*RUN, *ON_CPUS]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_a_line_is_due_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of 5 s stays until 5.1 s; where there is no terminal none is ever due."""
-    line = Line()
-    assert not line.is_due
-    line.is_shown = True
-    now = iter([0.0, 5.0, 5.05, 5.15])
-    monkeypatch.setattr("placewise.cli.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
-    assert line.is_due
-    line.show("half")
-    assert [line.is_due, line.is_due] == [False, True]
+    assert shown == ["warm-up", "warm-up", "step 1 of 2", "step 2 of 2"]
 
 
 def test_its_trace_stands_beside_its_plan_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,32 +1,25 @@
 """`placewise place`, `compare`, `runs`, `resume` and `strategies`."""
 
 import json
-import os
 import re
-import signal
 import sqlite3
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import tiny_cluster
-from command_line import heed_ctrl_c, refused
+from command_line import refused
 
 import placewise as pw
-from placewise.bounds.best_bound import Bound
 from placewise.cli import main
-from placewise.cli.progress import Ticker
+from placewise.cli.progress import Line
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
 from placewise.formats.cluster_file import write_cluster
 from placewise.formats.graph_file import read_graph, write_graph
 from placewise.search.budget import Budget
-from placewise.search.driver import Progress
 from placewise.search.planner import Planner
 from placewise.search.request import Request, specify
 from placewise.search.store import RunFile
@@ -184,44 +177,14 @@ def test_wrong_options_are_refused_in_one_line(graph: Path, others: list[str], c
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def num_steps(runs: str) -> int:
-    """Returns how many steps a run file has, 0 while it is being made."""
-    if not os.path.exists(runs):
-        return 0
-    connection = sqlite3.connect(runs)
-    try:
-        return int(connection.execute("select count(*) from steps").fetchone()[0])
-    except sqlite3.OperationalError:
-        return 0
-    finally:
-        connection.close()
-
-
-def test_ctrl_c_keeps_the_best_so_far_and_the_run_goes_on(graph: Path, tmp_path: Path) -> None:
-    runs = str(tmp_path / "runs.db")
-    command = [sys.executable, "-m", "placewise", "place", str(graph), "--cluster", "2xK80", "--strategy", "hill-climb"]
-    command += ["--budget", "30000", "--run-file", runs]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command, **pipes, preexec_fn=heed_ctrl_c)
-    while not num_steps(runs):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 0, error
-    assert "stopped after" in out
-    assert "the same command continues it" in out
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "30,000 evaluations" in done.stdout
-
-
 @pytest.mark.parametrize(("batch", "spent"), [(1, "1 evaluation"), (2, "2 evaluations")])
 def test_one_evaluation_is_no_evaluations(
     graph: Path, batch: int, spent: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(self: Ticker, progress: Progress) -> None:
+    def stop(line: Line) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Ticker, "__call__", stop)
+    monkeypatch.setattr(Line, "is_due", property(stop))
     assert main(place(graph, "--set", f"batch={batch}", strategy="random")) == 0
     assert f"stopped after {spent}: this is the best so far" in capsys.readouterr().out
 
@@ -270,17 +233,6 @@ def test_a_search_ends_at_its_target_gap_and_so_does_one_that_goes_on(
     assert said(capsys) == plan
     assert main(["runs", runs, "--json"]) == 0
     assert [row["status"] for row in said(capsys)["runs"]] == ["gap"]
-
-
-def test_progress_says_how_far_from_the_bound_it_is() -> None:
-    """3 s found and a bound of 2 s: 50% above; 100 evaluations in 4 s, 6 of 10 s left."""
-    request = Request("auto", budget=Budget(seconds=10.0))
-    progress = Progress(100, 4.0, 3.0, {})
-    shown = Ticker(request, Bound(2.0, "path", {})).line(progress)
-    assert shown == "auto: best 3 s, at most 50.0% above the best possible; 100 evaluations, 25 a second; 6 s left"
-    assert Ticker(request, None).line(progress) == "auto: best 3 s; 100 evaluations, 25 a second; 6 s left"
-    nothing = Ticker(request, Bound(2.0, "path", {})).line(progress._replace(step_seconds=float("inf")))
-    assert nothing == "auto: best nothing fits yet; 100 evaluations, 25 a second; 6 s left"
 
 
 def test_a_comparison_that_was_stopped_says_who_had_less(

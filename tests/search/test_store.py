@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +102,14 @@ def test_a_damaged_file_is_never_overwritten(tmp_path: Path, kind: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_large_batches_stay_fast(tmp_path: Path) -> None:
-    """A thousand evaluations in one batch: one row of the file, far less than a second."""
+def test_a_large_batch_is_one_row(tmp_path: Path) -> None:
     problem = chain()
     columns = (np.arange(1000.0), np.arange(1000.0), np.zeros(1000, np.int64))
     with RunFile(tmp_path / "runs.db") as file, file.create(specification(problem), problem) as run:
-        started = time.perf_counter()
         for number in range(50):
             run.add(JudgedBatch(Evaluation(*columns), {}, bytes([number]) * 16, 0.0, None))
-        assert time.perf_counter() - started < 5
         assert file.info(1).evaluations == 50_000
+    assert len(recorded(tmp_path / "runs.db")) == 50
 
 
 KILLED = """
@@ -125,14 +122,12 @@ from search.test_store import big_problem
 problem = big_problem()
 request = Request("annealing", {}, Budget(evaluations=4000), 5, "program")
 simulator = Simulator(problem, "program", 1)
-print("ready", flush=True)
-outcome = Planner(problem, request).search(record=sys.argv[1], evaluator=simulator)
-print(outcome.history[-1], flush=True)
+Planner(problem, request).search(lambda progress: print(flush=True), record=sys.argv[1], evaluator=simulator)
 """
 
 
 def big_problem() -> Problem:
-    """A chain of 200 ops, so that a search takes a while."""
+    """A chain of 200 ops, for a search of many batches."""
     graph = wired([(i, i + 1) for i in range(199)], 200, seconds=[{"gpu": 1.0}] * 200)
     return Problem.of(graph, chain(10**9).cluster)
 
@@ -149,15 +144,14 @@ def test_a_run_that_is_killed_twenty_times_is_the_same_as_one_that_is_not(tmp_pa
     environment = {**os.environ, "PYTHONPATH": path}
     whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
     subprocess.run([sys.executable, "-c", KILLED, str(whole)], check=True, env=environment, capture_output=True)
-    moments, kills = random.Random(1), 0
-    while kills < 20:
+    moments = random.Random(1)
+    for _ in range(20):
         process = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], env=environment, stdout=subprocess.PIPE)
         assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(moments.uniform(0.0, 0.08))
+        for _ in range(moments.randrange(4)):  # batches that it prints after they are recorded
+            process.stdout.readline()
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        kills += 1
     subprocess.run([sys.executable, "-c", KILLED, str(killed)], check=True, env=environment, capture_output=True)
     assert recorded(killed) == recorded(whole)
     assert len(recorded(whole)) > 20

@@ -66,7 +66,7 @@ def _data(problem: "Problem", found: "Bound", single: tuple[str, float] | None) 
 
 def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None, is_checked: bool) -> None:
     from placewise.core.quantities import format_seconds
-    from placewise.report.text_tables import bold, table
+    from placewise.report.terminal_text import bold, table
 
     limit = format_seconds(found.seconds)
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: no placement has a step below {limit}\n")

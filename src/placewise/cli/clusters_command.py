@@ -17,7 +17,7 @@ def add_clusters(commands: Any) -> None:
 def _clusters(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import format_cluster
     from placewise.machines.presets import PRESETS, preset
-    from placewise.report.text_tables import table
+    from placewise.report.terminal_text import table
 
     if options.name is not None:
         cluster = preset(options.name)

@@ -106,7 +106,7 @@ def _searches(planner: "Planner", options: argparse.Namespace) -> "tuple[list[Ou
     for seed in range(options.seeds):
         try:
             seeded = replace(planner, request=replace(planner.request, seed=seed))
-            outcomes.append(search_with_progress(seeded, options))
+            outcomes.append(search_with_progress(seeded, options, record=options.run_file))
         except StrategyError as rule:  # this strategy can't; the others can
             return outcomes, str(rule)
         if outcomes[-1].status == "stopped":
@@ -133,7 +133,7 @@ def _print_comparison(
     problem: "Problem", rows: list[dict[str, Any]], bound: "Bound | None", options: argparse.Namespace
 ) -> None:
     from placewise.core.quantities import format_seconds
-    from placewise.report.text_tables import bold, table
+    from placewise.report.terminal_text import bold, table
     from placewise.search.planner import gap_of
 
     lowest = min([row["best_seconds"] for row in rows if row["best_seconds"] is not None], default=None)

@@ -16,7 +16,7 @@ def add_models(commands: Any) -> None:
 
 def _models(options: argparse.Namespace) -> None:
     from placewise import zoo
-    from placewise.report.text_tables import bold
+    from placewise.report.terminal_text import bold
 
     if options.json:
         models = {name: {"summary": entry.summary, "options": zoo.model_options(name)} for name, entry in zoo.MODELS.items()}

@@ -76,5 +76,5 @@ def _place(options: argparse.Namespace) -> None:
         points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
 
     with curves(options.tensorboard) as write:
-        outcome = search_with_progress(planner, options, write, keep)
+        outcome = search_with_progress(planner, options, write, keep, record=options.run_file)
     finish_search(planner, outcome, options, points)

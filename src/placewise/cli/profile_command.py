@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.progress import Line
+from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_command, add_virtual_option
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _profile(options: argparse.Namespace) -> None:
     with Line(options) as line:
 
         def report(what: str) -> None:
-            line.show(f"{what}, {time.perf_counter() - begun:.0f} s")
+            line.show(Shown(f"{what}, {time.perf_counter() - begun:.0f} s"))
 
         found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step, report=report)
     graph, measured = apply_profile(captured, cluster, found.profile)
@@ -84,7 +84,7 @@ def _facts(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argp
 
 def _print(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_seconds, format_with_prefix
-    from placewise.report.text_tables import table
+    from placewise.report.terminal_text import table
 
     profile, sums = found.profile, _op_sums(graph, cluster)
     took = f"{found.num_signatures:,} signatures of {len(graph.ops):,} ops, measured in {found.seconds:.1f} s"

@@ -1,89 +1,98 @@
-"""Progress on a terminal."""
+"""Progress: one line on a terminal's standard error while a command works; nothing elsewhere."""
 
 import argparse
 import math
 import sys
 import time
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from placewise.bounds.best_bound import Bound
     from placewise.search.driver import Progress
     from placewise.search.planner import Planner
-    from placewise.search.request import Request
+
+BARS = (30, 10)  # columns: the longest for which there is room is drawn
+
+
+class Shown(NamedTuple):
+    """What the line shows."""
+
+    text: str
+    share: float | None = None  # of the work that is done; None: unknown
 
 
 class Line:
-    """One line on a terminal's standard error, which is written over and in the end taken away; elsewhere nothing."""
+    """The line of progress: each text replaces the last one, and the end of the block removes it.
 
-    def __init__(self, options: argparse.Namespace | None = None) -> None:
-        is_silent = options is not None and (options.json or getattr(options, "quiet", False))
-        self.is_shown = sys.stderr.isatty() and not is_silent
+    It is drawn only when it is shown, by no thread of its own: nothing disturbs what is measured.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._is_shown = sys.stderr.isatty() and not options.json and not getattr(options, "quiet", False)
         self._last = -math.inf
+        self._opened = ExitStack()
+        self._live: Any = None
 
-    def __enter__(self) -> "Line":
-        """Returns itself."""
+    def __enter__(self) -> Self:
+        if self._is_shown:
+            from rich.console import Console
+            from rich.live import Live
+
+            console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+            self._live = self._opened.enter_context(
+                Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False)
+            )
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes the line away."""
-        self.clear()
+        self._opened.close()
 
     @property
     def is_due(self) -> bool:
-        """Whether the last text has been there for a tenth of a second."""
-        return self.is_shown and time.monotonic() - self._last >= 0.1
+        """Whether it is shown, and has not changed for a tenth of a second."""
+        return self._is_shown and time.monotonic() - self._last >= 0.1
 
-    def show(self, text: str) -> None:
-        """Shows a text in the place of the last one."""
-        if self.is_shown:
+    def show(self, shown: Shown) -> None:
+        """Replaces what is shown."""
+        if self._live is not None:
             self._last = time.monotonic()
-            print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Takes the line away."""
-        if self.is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            self._live.update(draw_line(shown, self._live.console.width), refresh=True)
 
 
-class Ticker:
-    """Shows the progress of a search."""
+def draw_line(shown: Shown, width: int) -> Any:
+    """Returns a line for rich: a bar if there is room, and the text, cut at the end of the line."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
 
-    def __init__(self, request: "Request", limit: "Bound | None" = None, place: Line | None = None) -> None:
-        self.label, self.limit = request.strategy, limit
-        self.evaluations, self.seconds = request.budget.evaluations, request.budget.seconds
-        self._place = place or Line()
+    text = Text(shown.text)
+    text.truncate(width, overflow="ellipsis")
+    columns = next((bar for bar in BARS if bar + 1 + len(text) < width), 0)
+    if shown.share is None or not columns:
+        return text
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_row(ProgressBar(total=1.0, completed=shown.share, width=columns), text)
+    return line
 
-    @classmethod
-    def of(cls, planner: "Planner", options: argparse.Namespace) -> "Ticker":
-        """Returns the ticker of a search; with --json or --quiet it shows nothing."""
-        return cls(planner.request, None if planner.request.measure else planner.bound, Line(options))
 
-    def __call__(self, progress: "Progress") -> None:
-        """Shows how far a search is, at most ten times a second."""
-        if self._place.is_due:
-            self._place.show(self.line(progress))
+def describe_search(planner: "Planner", progress: "Progress") -> Shown:
+    """Returns how far a search has come: the best so far and its gap, the speed, the time left."""
+    from placewise.core.quantities import format_count, format_percent_rounded_up, format_seconds
+    from placewise.search.planner import gap_of
 
-    def line(self, progress: "Progress") -> str:
-        """Returns what it shows: the best so far and how far it is from the bound, the speed, the time left."""
-        from placewise.core.quantities import format_count, format_percent_rounded_up, format_seconds
-        from placewise.search.planner import gap_of
-
-        rate = progress.evaluations / max(progress.seconds, 1e-9)
-        best = format_seconds(progress.step_seconds) if progress.step_seconds < float("inf") else "nothing fits yet"
-        gap = None if self.limit is None else gap_of(progress.step_seconds, self.limit.seconds)
-        if gap is not None and gap < float("inf"):
-            best += f", at most {format_percent_rounded_up(gap)} above the best possible"
-        parts = [f"{self.label}: best {best}", f"{format_count(progress.evaluations, 'evaluation')}, {rate:,.0f} a second"]
-        left = [self.seconds - progress.seconds] if self.seconds is not None else []
-        left += [(self.evaluations - progress.evaluations) / rate] if self.evaluations is not None and rate else []
-        parts += [f"{max(min(left), 0):.0f} s left"] if left else []
-        return "; ".join(parts)
-
-    def __enter__(self) -> "Ticker":
-        """Returns itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Takes the line away."""
-        self._place.clear()
+    budget, bound = planner.request.budget, None if planner.request.measure else planner.bound
+    best = "nothing fits yet"
+    if progress.step_seconds < math.inf:
+        gap = None if bound is None else gap_of(progress.step_seconds, bound.seconds)
+        best = f"best {format_seconds(progress.step_seconds)}"
+        best += "" if gap is None else f", gap {format_percent_rounded_up(gap)}"
+    rate = progress.evaluations / max(progress.seconds, 1e-9)
+    parts, shares, left = [best, f"{format_count(progress.evaluations, 'evaluation')}, {rate:,.0f}/s"], [], []
+    if budget.seconds:
+        shares.append(progress.seconds / budget.seconds)
+        left.append(budget.seconds - progress.seconds)
+    if budget.evaluations and rate:
+        shares.append(progress.evaluations / budget.evaluations)
+        left.append((budget.evaluations - progress.evaluations) / rate)
+    parts += [f"{max(min(left), 0):.0f} s left"] if left else []
+    return Shown(f"{planner.request.strategy}: {'; '.join(parts)}", min(max(shares), 1.0) if shares else None)

@@ -147,7 +147,7 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
         reproduction_page,
         seconds_table,
     )
-    from placewise.report.text_tables import bold, table, wrapped
+    from placewise.report.terminal_text import bold, table, wrapped
 
     if options.markdown:
         print(*reproduction_page(done), sep="\n")
@@ -163,7 +163,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     from placewise.experiments.papers.reported_results import PAPERS
     from placewise.experiments.papers.reproduction_tables import calibration_tables
     from placewise.report.markdown_tables import markdown_table
-    from placewise.report.text_tables import bold, table
+    from placewise.report.terminal_text import bold, table
 
     calibrations = [calibrate(paper) for paper in PAPERS.values() if paper.fitted]
     if options.json:

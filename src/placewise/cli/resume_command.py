@@ -4,8 +4,7 @@ import argparse
 from typing import Any
 
 from placewise.cli.outputs import check_writable
-from placewise.cli.progress import Ticker
-from placewise.cli.searches import add_plan_options, finish_search, planner_of
+from placewise.cli.searches import add_plan_options, finish_search, planner_of, search_with_progress
 from placewise.cli.shared_options import add_command, add_worker_options, positive_argument
 
 
@@ -27,6 +26,5 @@ def _resume(options: argparse.Namespace) -> None:
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as run:
         problem, request = file.problem(options.run), requested(run.info.specification)
         planner = planner_of(options, problem, request, find_bound(problem))
-        with Ticker.of(planner, options) as ticker:
-            outcome = planner.search(ticker, record=run)
+        outcome = search_with_progress(planner, options, record=run)
     finish_search(planner, outcome, options)

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.progress import Line
+from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import (
     RUN_MODEL_HELP,
     add_cluster_option,
@@ -84,7 +84,7 @@ def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step:
 
         def report(which: str) -> None:
             if line.is_due:
-                line.show(which)
+                line.show(Shown(which))
 
         try:
             batch = random_batch(step, options.seed)
@@ -156,7 +156,7 @@ def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str
 
 def _print(result: dict[str, Any], problem: Any) -> None:
     from placewise.core.quantities import format_bytes, format_seconds
-    from placewise.report.text_tables import bold, table
+    from placewise.report.terminal_text import bold, table
 
     step, predicted = result["step_seconds"], result["predicted_seconds"]
     error = f" ({predicted / step - 1:+.0%})" if step else ""

@@ -18,7 +18,7 @@ def add_runs(commands: Any) -> None:
 
 def _runs(options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_seconds
-    from placewise.report.text_tables import table
+    from placewise.report.terminal_text import table
     from placewise.search.store import RunFile
 
     with RunFile(options.run_file, create=False) as file:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from placewise.cli.outputs import print_json
-from placewise.cli.progress import Ticker
+from placewise.cli.progress import Line, describe_search
 from placewise.cli.shared_options import (
     add_measure_options,
     add_profile_options,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from placewise.search.driver import Outcome, Progress
     from placewise.search.planner import Planner
     from placewise.search.request import Request
+    from placewise.search.store import Run
     from placewise.simulate.schedule import Schedule
 
 
@@ -108,17 +109,21 @@ def planner_of(options: argparse.Namespace, problem: "Problem", request: "Reques
 
 
 def search_with_progress(
-    planner: "Planner", options: argparse.Namespace, *others: "Callable[[Progress], None]"
+    planner: "Planner",
+    options: argparse.Namespace,
+    *others: "Callable[[Progress], None]",
+    record: "Run | str | None" = None,
 ) -> "Outcome":
     """Returns what a search finds; its progress is shown on a terminal, and passed to others."""
-    with Ticker.of(planner, options) as ticker:
+    with Line(options) as line:
 
         def on_batch(progress: "Progress") -> None:
-            ticker(progress)
+            if line.is_due:
+                line.show(describe_search(planner, progress))
             for listen in others:
                 listen(progress)
 
-        return planner.search(on_batch, record=options.run_file)
+        return planner.search(on_batch, record=record)
 
 
 def finish_search(
@@ -126,6 +131,7 @@ def finish_search(
 ) -> None:
     """Writes and prints the plan of an outcome; `points` are how the search went, for its page."""
     from placewise.formats.plan_file import plan_fields
+    from placewise.report.terminal_text import wrapped
 
     if outcome.status == "stopped" and outcome.placement is None:
         raise KeyboardInterrupt
@@ -140,18 +146,18 @@ def finish_search(
     elif not options.quiet:
         _print_plan(plan, schedule, planner.bound)
         if options.report:
-            print(f"\n{options.report} shows it: open it in a browser")
+            print("", wrapped(f"{options.report} shows it: open it in a browser"), sep="\n")
         if outcome.status == "stopped":
             spent = format_count(outcome.evaluations, "evaluation")
-            print(f"\nstopped after {spent}: this is the best so far; {how_to_continue(options)}")
+            print("", wrapped(f"stopped after {spent}: this is the best so far; {how_to_continue(options)}"), sep="\n")
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table, terminal_picture
-    from placewise.report.text_tables import bold, wrapped
+    from placewise.report.terminal_text import bold, wrapped
 
-    headline = bold(str(plan).splitlines()[0])
+    headline = bold(wrapped(str(plan).splitlines()[0]))
     is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
     print(headline, "", *is_simulated, *map(wrapped, explain(schedule.problem, schedule, bound)), sep="\n")
     print("", device_table(schedule), sep="\n")

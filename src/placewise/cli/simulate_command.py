@@ -73,7 +73,7 @@ def _print_schedule(schedule: Any, problem: Any) -> None:
     from placewise.core.quantities import format_seconds
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table
-    from placewise.report.text_tables import bold
+    from placewise.report.terminal_text import bold
     from placewise.search.planner import find_bound
 
     print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(schedule.step_seconds))} a step\n")

@@ -13,7 +13,7 @@ def add_strategies(commands: Any) -> None:
 
 
 def _strategies(options: argparse.Namespace) -> None:
-    from placewise.report.text_tables import bold
+    from placewise.report.terminal_text import bold
     from placewise.strategies import STRATEGIES, parameters
 
     if options.json:

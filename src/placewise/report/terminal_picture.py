@@ -9,7 +9,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import PHASES
 from placewise.core.quantities import format_bytes, format_seconds
-from placewise.report.text_tables import table
+from placewise.report.terminal_text import table
 from placewise.simulate.schedule import Schedule
 
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"  # a column's busy share in eighths, rounded up

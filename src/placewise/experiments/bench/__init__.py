@@ -99,7 +99,7 @@ def find_benchmarks() -> dict[str, type[Benchmark]]:
 
 def table_of(rows: Rows) -> str:
     """Returns rows as a table for a terminal."""
-    from placewise.report.text_tables import table
+    from placewise.report.terminal_text import table
 
     return table(list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
 

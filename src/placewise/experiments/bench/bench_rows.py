@@ -38,7 +38,7 @@ class StrategyRows(Benchmark):
             search_rows,
             summarise_rows,
         )
-        from placewise.report.text_tables import table
+        from placewise.report.terminal_text import table
 
         usual = QUICK if self.quick else RowBudget()
         budget = RowBudget(self.budget or usual.evaluations, self.seconds or usual.seconds, self.bound_seconds)

@@ -38,7 +38,7 @@ class StrategySuite(Benchmark):
         from placewise.experiments.bench import strategy_suite as suites
         from placewise.experiments.bench.strategy_rows import FAST_STRATEGIES
         from placewise.experiments.search_figures import check_drawing
-        from placewise.report.text_tables import table
+        from placewise.report.terminal_text import table
 
         suite = suites.Suite(
             suites.ALL_MODELS if self.models == ("all",) else self.models,
