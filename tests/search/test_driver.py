@@ -28,7 +28,7 @@ def chain(memory_bytes: int = 100) -> Problem:
 
 @dataclass(frozen=True)
 class Listed:
-    """Proposes given batches, and keeps what it is told."""
+    """Proposes given batches, and keeps their evaluations."""
 
     batches: tuple[Any, ...]
     told: list[Evaluation]

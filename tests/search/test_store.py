@@ -61,7 +61,7 @@ def test_a_second_writer_is_refused_until_the_first_has_closed(tmp_path: Path) -
         with file.create(specification(problem), problem) as run:
             with pytest.raises(StoreError, match="run 1 is being written by another process"):
                 Run(other, run.number)
-            assert other.info(1).status == "running"  # reading goes on
+            assert other.info(1).status == "running"  # reading is still possible
         Run(other, 1).close()
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_never_overwritten(tmp_path: Path, kind: str) -> None:
     with RunFile(path) as file, file.create(specification(problem), problem):
         pass
     if kind == "text":
-        path.write_text("this is no database, but a text that is long enough to be read as one" * 20)
+        path.write_text("this is not a database, but a text that is long enough to be read as one" * 20)
     elif kind == "truncated":
         path.write_bytes(path.read_bytes()[:5000])
     else:

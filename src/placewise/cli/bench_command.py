@@ -40,7 +40,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # how argparse reads other options
 def add_bench(commands: Any) -> None:
     """Adds the command, with a parser for each benchmark."""
     text = "measure how fast placewise is on this machine"
-    more = "placewise bench BENCHMARK --help says more."
+    more = "`placewise bench BENCHMARK --help` lists the options of a benchmark."
     parser = commands.add_parser("bench", help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=more)
     parser.add_subparsers(dest="what", metavar="BENCHMARK", required=True, parser_class=type(parser), action=_Benchmarks)
 

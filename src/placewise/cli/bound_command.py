@@ -74,7 +74,7 @@ def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None,
     print(table(("bound", "seconds", ""), rows))
     print(f"\nThe limit is {_limit(found)}.")
     if single is not None:
-        print(_beside(single, found.seconds))
+        print(_compare_one_device(single, found.seconds))
     if is_checked:
         print("All certificates were checked.")
 
@@ -86,8 +86,8 @@ def _limit(found: "Bound") -> str:
     return f"{LIMITS[found.name].what}: {LIMITS[found.name].why}"
 
 
-def _beside(single: tuple[str, float], bound: float) -> str:
-    """Returns what the bound says of the fastest single device."""
+def _compare_one_device(single: tuple[str, float], bound: float) -> str:
+    """Returns how close the fastest single device is to the bound."""
     from placewise.core.quantities import format_seconds
 
     name, step = single

@@ -1,4 +1,4 @@
-"""Budgets: when a search ends, and what it may spend if nobody says."""
+"""Budgets: what a search may spend, and the defaults."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Budget:
         for name, least in (("evaluations", 1), ("seconds", 0), ("patience", 1), ("target_gap", 0)):
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise StrategyError(f"budget: {name} must be at least {least}, it is {value}")
+                raise StrategyError(f"budget: {name} must be at least {least}, got {value}")
 
 
 DEFAULT_SECONDS = 10.0  # for auto, which needs few evaluations: it judges most placements with its own simulator

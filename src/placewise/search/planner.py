@@ -34,58 +34,6 @@ if TYPE_CHECKING:
     from placewise.graph_capture.capture import CapturedStep
 
 
-def place(
-    step: "CapturedStep | Graph",
-    cluster: Cluster | str | Path,
-    *,
-    strategy: str = DEFAULT_STRATEGY,
-    evaluations: int | None = None,
-    seconds: float | None = None,
-    target_gap: float | None = None,
-    seed: int = 0,
-    order: str = "priority",
-    grouping: str = COLOCATED,
-    settings: Mapping[str, Any] | None = None,
-    workers: int | None = None,
-    ray: str | None = None,
-    run_file: str | Path | None = None,
-    measure: Measure | bool | None = None,
-) -> Plan:
-    """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
-
-    The default budget is 10 seconds for auto and 2,400 evaluations for all other strategies; the search ends earlier when
-    found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With `measure` (True is
-    `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
-    With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
-    """
-    graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
-    _check("a word", str, strategy=strategy, grouping=grouping)
-    _check("a dict or None", (Mapping, NoneType), settings=settings)
-    _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap)
-    _check("a whole number", (Integral, NoneType), evaluations=evaluations, seed=seed, workers=workers)
-    _check("an address, or 'local'", (str, NoneType), ray=ray)
-    problem = Problem.of(graph, cluster, grouping)
-    budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
-    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
-    make(strategy, dict(request.settings))  # refuses wrong names before any work
-    captured = None if isinstance(step, Graph) else step
-    planner = Planner(problem, request, find_bound(problem), captured, workers, ray)
-    return planner.plan(planner.search(record=run_file))
-
-
-def _check(kind: str, types: Any, **given: Any) -> None:
-    for name, value in given.items():
-        if not isinstance(value, types):
-            raise InputError(f"{name} must be {kind}, it is {value!r}")
-
-
-def _measure_of(given: Measure | bool | None) -> Measure | None:
-    if isinstance(given, bool):
-        return Measure() if given else None
-    _check("True, or a Measure of placewise.evaluate.measured", (Measure, NoneType), measure=given)
-    return given
-
-
 @dataclass(frozen=True, eq=False)
 class Planner:
     """Makes a plan for a problem: opens the evaluator that the request asks for, searches with it, and predicts the best."""
@@ -185,6 +133,45 @@ class Planner:
         )
 
 
+def place(
+    step: "CapturedStep | Graph",
+    cluster: Cluster | str | Path,
+    *,
+    strategy: str = DEFAULT_STRATEGY,
+    evaluations: int | None = None,
+    seconds: float | None = None,
+    target_gap: float | None = None,
+    seed: int = 0,
+    order: str = "priority",
+    grouping: str = COLOCATED,
+    settings: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    ray: str | None = None,
+    run_file: str | Path | None = None,
+    measure: Measure | bool | None = None,
+) -> Plan:
+    """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
+
+    The default budget is 10 seconds for auto and 2,400 evaluations for all other strategies; the search ends earlier when
+    found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With `measure` (True is
+    `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
+    With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
+    """
+    graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
+    _check("a string", str, strategy=strategy, grouping=grouping)
+    _check("a dict or None", (Mapping, NoneType), settings=settings)
+    _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap)
+    _check("a whole number", (Integral, NoneType), evaluations=evaluations, seed=seed, workers=workers)
+    _check("an address, or 'local'", (str, NoneType), ray=ray)
+    problem = Problem.of(graph, cluster, grouping)
+    budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
+    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
+    make(strategy, dict(request.settings))  # refuses wrong names before any work
+    captured = None if isinstance(step, Graph) else step
+    planner = Planner(problem, request, find_bound(problem), captured, workers, ray)
+    return planner.plan(planner.search(record=run_file))
+
+
 def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":
     """Returns the bound for the graph's own groups, however the search groups them further; None if it can't be found."""
     from placewise.bounds.best_bound import bound
@@ -218,3 +205,16 @@ def _why_nothing_fits(simulator: Simulator, outcome: Outcome) -> str:
     if not over:
         return f"{tried} none could be run, though the simulator predicts that they fit"
     return f"{tried} the one that overflows least: {', '.join(over)}"
+
+
+def _check(kind: str, types: Any, **given: Any) -> None:
+    for name, value in given.items():
+        if not isinstance(value, types):
+            raise InputError(f"{name} must be {kind}, got {value!r}")
+
+
+def _measure_of(given: Measure | bool | None) -> Measure | None:
+    if isinstance(given, bool):
+        return Measure() if given else None
+    _check("True, or a Measure of placewise.evaluate.measured", (Measure, NoneType), measure=given)
+    return given

@@ -32,7 +32,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.seed is not None and self.seed < 0:
-            raise InputError(f"seed must be at least 0, it is {self.seed}")
+            raise InputError(f"seed must be at least 0, got {self.seed}")
 
 
 def specify(problem: Problem, request: Request) -> Specification:

@@ -222,9 +222,12 @@ class Run:
         is_slow = time.monotonic() - self._last > SLOW_SECONDS
         evaluation, best = batch.evaluation, batch.best
         values = (
-            *(self.number, self._count, batch.digest),
+            self.number,
+            self._count,
+            batch.digest,
             *(np.asarray(column, kind).tobytes() for column, kind in zip(evaluation, _COLUMNS, strict=True)),
-            *(json.dumps(batch.notes, default=float), batch.seconds),
+            json.dumps(batch.notes, default=float),
+            batch.seconds,
             None if best is None else _pack(best[0], np.int16),
             None if best is None or best[1] is None else _pack(best[1], np.int32),
         )
