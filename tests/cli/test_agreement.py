@@ -129,6 +129,14 @@ def test_commands_load_only_what_they_use(
     assert loaded_by(*arguments.split()) <= packages
 
 
+def test_a_search_into_a_pipe_loads_no_rich_and_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    loaded = loaded_by("place", "graph.json", "--cluster", "cluster.toml", "--strategy", "gpu-only")
+    assert "numba" in loaded
+    assert loaded.isdisjoint({"rich", "torch", "ray", "transformers", "tensorboard"})
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

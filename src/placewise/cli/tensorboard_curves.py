@@ -15,9 +15,9 @@ Listener = Callable[["Progress"], None]
 
 @contextmanager
 def curves(folder: str | None) -> Iterator[Listener]:
-    """Gives what writes a search's progress into a folder that TensorBoard shows; without a folder it does nothing.
+    """Gives a function that writes a search's progress to a folder for TensorBoard; without a folder it does nothing.
 
-    The best step's seconds and every note that is a finite number are written by evaluations spent.
+    It writes the best step's seconds and every note that is a finite number, by evaluations spent.
     """
     if folder is None:
         yield lambda progress: None
