@@ -136,4 +136,5 @@ def calibrated(cluster: Cluster, calibration: Calibration) -> Cluster:
         replace(device, **asdict(calibration.figures[device.kind])) if device.kind in calibration.figures else device
         for device in cluster.devices
     )
-    return replace(cluster, name=f"{cluster.name}, fitted to {calibration.paper}", devices=devices)
+    name = f"{cluster.name}, as {calibration.paper} has it"  # run files hold it: with another name they would not resume
+    return replace(cluster, name=name, devices=devices)
