@@ -1,47 +1,35 @@
 """Golden histories: how every strategy's search begins on one captured step, kept in tests/golden/histories.json.
 
-python tests/bless.py            writes them anew, after a change that is meant to change them
+python tests/bless.py            writes them again, after a change that is meant to change them
 python tests/bless.py --print    prints what searches of all strategies find, as one JSON object
 """
 
 import dataclasses
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from captured import GOLDEN, captured_problem
 
-from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluator
 from placewise.core.problem import Problem
-from placewise.formats.graph_file import read_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import STRATEGIES, make
 
-GOLDEN = Path(__file__).parent / "golden"
 HISTORIES = GOLDEN / "histories.json"
 LENGTH = 5  # pairs of (evaluations, best step seconds) that are kept
 EVALUATIONS = 200
-FEWER_EVALUATIONS = {"colocrl": 48, "spotlight": 20, "hdp": 12}  # large networks, which learn for a second from each batch
+FEWER_EVALUATIONS = {"colocrl": 48, "spotlight": 20, "hdp": 12}  # large networks, which take a second to learn from a batch
 SEED = 7
-
-
-def captured_problem() -> Problem:
-    """Returns a training step of a small language model on two GPUs and a CPU.
-
-    The graph is rnnlm:layers=2,hidden=512,steps=3,batch=64,vocab=1000 as it was once captured, kept in a file so that
-    another version of torch does not change it.
-    """
-    return Problem.of(read_graph(str(GOLDEN / "captured.json.gz")), Cluster.load("2xK80"))
 
 
 def found(
     name: str, problem: Problem, evaluator: Evaluator, seed: int = SEED, budget: Budget | None = None
 ) -> dict[str, Any]:
-    """Returns everything that a search finds and that may not depend on the machine, as plain data."""
+    """Returns all results of a search that must not depend on the machine, as plain data."""
     budget = budget or Budget(evaluations=FEWER_EVALUATIONS.get(name, EVALUATIONS))
     outcome = search(problem, make(name), evaluator, budget=budget, seed=seed)
     fields = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome) if field.name != "seconds"}

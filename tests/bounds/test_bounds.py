@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import captured_problem
 from builders import graph_data, graph_of, tensor, tiny_cluster
+from captured import captured_problem
 from exhaustive import best_step
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

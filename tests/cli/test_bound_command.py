@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from bless import GOLDEN
 from builders import tiny_data
+from captured import GOLDEN
 from command_line import refused
 
 from placewise.bounds.check.certificates import check

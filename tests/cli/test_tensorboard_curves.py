@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from bless import GOLDEN
+from captured import GOLDEN
 from command_line import refused
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -11,14 +11,16 @@ import pytest
 from builders import graph_data, graph_rows, tensor, tiny_cluster_data, tiny_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
 from simulated import Step, gpus, random_order, random_placements, random_step, steps, takes
 
 from placewise.core.arrays import Ints
+from placewise.core.cluster import copy_seconds
 from placewise.core.errors import ProblemError
-from placewise.simulate import kernels, priority, reference
-from placewise.simulate import timeline as record_timeline
+from placewise.simulate import kernels, priority, reference, timeline
+from placewise.simulate.kernels import arrival_time, departure_time
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import ORDERS, Simulator
 
@@ -464,10 +466,25 @@ def test_costs(drawn: tuple[Step, np.random.Generator]) -> None:
 # --- the kernels ---
 
 
+def arrival_and_departure(time: float, nbytes: int, latency: float, bandwidth: float) -> tuple[float, float]:
+    return arrival_time(time, nbytes, latency, bandwidth), departure_time(time, nbytes, latency, bandwidth)
+
+
+COMPILED: Any = njit(arrival_and_departure)
+
+
+@given(st.floats(0, 1e3), st.integers(0, 2**40), st.floats(0, 10), st.floats(1e-3, 1e12))
+def test_copies_are_as_fast_in_compiled_code_as_in_numpy(time: float, nbytes: int, latency: float, bandwidth: float) -> None:
+    assert COMPILED(0.0, nbytes, latency, bandwidth)[0] == copy_seconds(nbytes, latency, bandwidth)
+    arrival, departure = COMPILED(time, nbytes, latency, bandwidth)
+    assert arrival == time + latency + nbytes / bandwidth
+    assert departure == time - latency - nbytes / bandwidth
+
+
 def test_the_kernels_release_the_gil_and_are_cached() -> None:
     found: dict[str, Any] = {
         name: value
-        for module in (kernels, priority, record_timeline)
+        for module in (kernels, priority, timeline)
         for name, value in vars(module).items()
         if isinstance(value, Dispatcher)
     }

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import captured_problem
 from builders import graph_data, mixed_cluster, op, tensor, tiny_cluster, tiny_graph
+from captured import captured_problem
 from hypothesis import given
 from simulated import Step, gpus, steps, takes
 
@@ -26,7 +26,7 @@ ONE_CORE = """
 import json, os, sys
 import numpy as np
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-from bless import captured_problem
+from captured import captured_problem
 from placewise.strategies import make
 problem = captured_problem()
 answers = {}

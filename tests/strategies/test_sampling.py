@@ -4,9 +4,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from builders import graph_data, graph_of, mixed_cluster, op, tensor
 from hypothesis import given
-from simulated import Step, gpus, steps, takes
+from simulated import Step, steps
+from small_problems import one_for_each_kind, two_chains
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
@@ -16,19 +16,6 @@ from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
 from placewise.strategies.sampling import Annealing, Choices, Genetic, HillClimb, Random, single_placements
-
-
-def chain(num_groups: int = 6, num_devices: int = 2) -> Problem:
-    """Returns two chains of ops that take 1 s each, beside each other; a copy takes 2 s."""
-    tensors = [tensor(f"t{n}", 1) for n in range(num_groups)]
-    ops = [takes(1.0, n, reads=[n - 2] if n >= 2 else [], writes=[n]) for n in range(num_groups)]
-    return Step.of(graph_data(tensors, ops), gpus(num_devices)).problem
-
-
-def mixed() -> Problem:
-    """Returns three ops on a GPU and a CPU: the second one runs on the CPU alone, the third one on the GPU alone."""
-    rows = [op("a", 0), op("b", 1, devices=["cpu"]), op("c", 2, devices=["gpu"])]
-    return Problem.of(graph_of([], rows), mixed_cluster())
 
 
 def judged(*costs: float) -> Evaluation:
@@ -65,13 +52,13 @@ def test_drawn_and_changed_placements_are_allowed(case: tuple[Step, np.random.Ge
 
 def test_devices_are_drawn_evenly() -> None:
     """600 draws of 3 devices: each 200 times, give or take 4 standard deviations of 11.5."""
-    drawn = Choices.of(chain(2, 3)).draw(np.random.default_rng(1), 600)
+    drawn = Choices.of(two_chains(2, 3)).draw(np.random.default_rng(1), 600)
     for group in range(2):
         assert np.bincount(drawn[:, group]) == pytest.approx([200] * 3, abs=46)
 
 
 def test_every_single_change_is_drawn() -> None:
-    choices = Choices.of(chain(4, 3))
+    choices = Choices.of(two_chains(4, 3))
     changed = choices.change(np.zeros((400, 4), np.int64), np.random.default_rng(1))
     assert {tuple(row) for row in changed.tolist()} == {
         tuple(device if n == group else 0 for n in range(4)) for group in range(4) for device in (1, 2)
@@ -80,17 +67,17 @@ def test_every_single_change_is_drawn() -> None:
 
 def test_single_placements_have_a_row_for_each_device() -> None:
     """On the GPU: a and c; b only runs on the CPU. On the CPU: a and b; c only runs on the GPU."""
-    assert single_placements(mixed()).tolist() == [[0, 1, 0], [1, 1, 0]]
+    assert single_placements(one_for_each_kind()).tolist() == [[0, 1, 0], [1, 1, 0]]
 
 
 def test_where_only_one_group_has_a_choice_only_it_changes() -> None:
-    proposals, _ = started(HillClimb(neighbours=3, start="random"), mixed())
+    proposals, _ = started(HillClimb(neighbours=3, start="random"), one_for_each_kind())
     changed = proposals.send(judged(1.0)).placements
     assert changed[:, 1:].tolist() == [[1, 0]] * 3
 
 
 def test_hill_climbing_goes_to_the_best_change_that_is_not_worse() -> None:
-    proposals, first = started(HillClimb(neighbours=3), chain())
+    proposals, first = started(HillClimb(neighbours=3), two_chains())
     assert first.placements.tolist() == [[0] * 6, [1] * 6]
     changed = proposals.send(judged(5.0, 4.0)).placements
     assert differences(changed, first.placements[1]) == [1, 1, 1]
@@ -105,7 +92,7 @@ def test_hill_climbing_goes_to_the_best_change_that_is_not_worse() -> None:
 def test_annealing_sets_its_temperature_from_what_it_sees_first() -> None:
     """Increases of 1 and 3 average 2: taken with probability 1/e at temperature 2; 1/16 of that after 16 evaluations."""
     strategy = Annealing(calibration=4, first_acceptance=float(np.exp(-1)), cooling=1 / 16, evaluations=16)
-    proposals, first = started(strategy, chain())
+    proposals, first = started(strategy, two_chains())
     assert len(proposals.send(judged(5.0, 6.0)).placements) == 4
     proposal = proposals.send(judged(6.0, 8.0, 5.0, 5.0))
     for spent in range(6, 40):
@@ -116,7 +103,7 @@ def test_annealing_sets_its_temperature_from_what_it_sees_first() -> None:
 
 def test_annealing_takes_worse_changes_while_it_is_hot_and_none_when_it_is_cold() -> None:
     for acceptance, is_taken in ((0.999999, True), (1e-300, False)):
-        proposals, first = started(Annealing(calibration=2, first_acceptance=acceptance, evaluations=10**9), chain())
+        proposals, first = started(Annealing(calibration=2, first_acceptance=acceptance, evaluations=10**9), two_chains())
         proposals.send(judged(1.0, 2.0))
         changed = proposals.send(judged(2.0, 2.0)).placements
         later = proposals.send(judged(2.0)).placements
@@ -124,7 +111,7 @@ def test_annealing_takes_worse_changes_while_it_is_hot_and_none_when_it_is_cold(
 
 
 def test_annealing_chains_are_apart() -> None:
-    proposals, _ = started(Annealing(chains=3, calibration=1), chain())
+    proposals, _ = started(Annealing(chains=3, calibration=1), two_chains())
     proposals.send(judged(5.0, 6.0))
     before = proposals.send(judged(7.0)).placements
     after = proposals.send(judged(1.0, 1.0, 1.0)).placements
@@ -132,7 +119,7 @@ def test_annealing_chains_are_apart() -> None:
 
 
 def test_annealing_of_a_problem_without_any_cost_goes_on() -> None:
-    proposals, _ = started(Annealing(calibration=2), chain())
+    proposals, _ = started(Annealing(calibration=2), two_chains())
     proposals.send(judged(0.0, 0.0))
     proposals.send(judged(0.0, 0.0))
     assert len(proposals.send(judged(0.0)).placements) == 1
@@ -141,7 +128,7 @@ def test_annealing_of_a_problem_without_any_cost_goes_on() -> None:
 def test_children_have_a_stretch_of_one_parent_and_the_rest_of_the_other() -> None:
     """Parents are all on GPU 0 or all on GPU 1, so a child changes its device at most twice along the groups."""
     strategy = Genetic(population=2, mutations=0)
-    proposals, first = started(strategy, chain(12))
+    proposals, first = started(strategy, two_chains(12))
     assert first.placements.tolist() == [[0] * 12, [1] * 12]
     for _ in range(20):
         children = proposals.send(judged(*[1.0] * 2)).placements
@@ -150,7 +137,7 @@ def test_children_have_a_stretch_of_one_parent_and_the_rest_of_the_other() -> No
 
 def test_the_best_of_parents_and_children_live_on() -> None:
     """A child that costs less than both parents drives the dearer one out; one that costs as much does not."""
-    proposals, first = started(Genetic(population=2, mutations=0, start="random"), chain(12), seed=3)
+    proposals, first = started(Genetic(population=2, mutations=0, start="random"), two_chains(12), seed=3)
     children = proposals.send(judged(1.0, 9.0)).placements
     grandchildren = proposals.send(judged(9.0, 9.0)).placements  # no better than the dearer parent, who is older
     allowed = {tuple(row) for row in first.placements.T.tolist()}  # of each group: the devices of both parents
@@ -165,7 +152,7 @@ def test_the_best_of_parents_and_children_live_on() -> None:
 
 def test_about_as_many_groups_mutate_as_are_asked_for() -> None:
     """3 of 12 groups in 400 rows: 1,200 mutations, give or take 4 standard deviations of 30."""
-    choices = Choices.of(chain(12))
+    choices = Choices.of(two_chains(12))
     placements = np.zeros((400, 12), np.int64)
     mutated = choices.mutate(placements, np.random.default_rng(5), 3 / 12)
     assert np.count_nonzero(mutated) == pytest.approx(1200, abs=120)
@@ -175,7 +162,7 @@ def test_about_as_many_groups_mutate_as_are_asked_for() -> None:
 @pytest.mark.parametrize("name", ["random", "hill-climb", "annealing", "genetic"])
 def test_small_problems_are_solved(name: str, start: str) -> None:
     """Two chains of three ops: 3 s with a chain on each GPU, which no placement can beat."""
-    problem = chain()
+    problem = two_chains()
     simulator = Simulator(problem, threads=1)
     everything = np.array(list(product(range(2), repeat=6)))
     assert simulator(everything).cost.min() == 3
@@ -184,14 +171,16 @@ def test_small_problems_are_solved(name: str, start: str) -> None:
 
 
 def test_a_start_on_one_device_costs_an_evaluation_for_each_device() -> None:
-    assert len(started(HillClimb(), chain(6, 4))[1].placements) == 4
-    assert len(started(HillClimb(start="random"), chain(6, 4))[1].placements) == 1
-    assert len(started(Genetic(population=3), chain(6, 4))[1].placements) == 4  # all of them, even in a small population
-    assert len(started(Genetic(population=9), chain(6, 4))[1].placements) == 9
+    assert len(started(HillClimb(), two_chains(6, 4))[1].placements) == 4
+    assert len(started(HillClimb(start="random"), two_chains(6, 4))[1].placements) == 1
+    assert (
+        len(started(Genetic(population=3), two_chains(6, 4))[1].placements) == 4
+    )  # all of them, even in a small population
+    assert len(started(Genetic(population=9), two_chains(6, 4))[1].placements) == 9
 
 
 def test_random_ends_where_there_is_no_choice() -> None:
-    proposals = Random().search(chain(3, 1), np.random.default_rng(0))
+    proposals = Random().search(two_chains(3, 1), np.random.default_rng(0))
     assert next(proposals).placements.tolist() == [[0, 0, 0]]
     with pytest.raises(StopIteration):
         proposals.send(judged(3.0))

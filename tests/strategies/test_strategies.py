@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import EVALUATIONS, FEWER_EVALUATIONS, HISTORIES, LENGTH, SEED, captured_problem, found
+from bless import EVALUATIONS, FEWER_EVALUATIONS, HISTORIES, LENGTH, SEED, found
 from builders import graph_data, graph_of, mixed_cluster, op, tensor, tiny_cluster, tiny_graph, wired
+from captured import captured_problem
 from simulated import Step, gpus, random_step, takes
+from small_problems import two_chains
 
 from placewise.core.contracts import Evaluator, Proposal
 from placewise.core.errors import StrategyError
@@ -30,12 +32,6 @@ from placewise.strategies import FAMILIES, STRATEGIES, make, names_of, parameter
 
 ROOT = Path(__file__).parents[2]
 NAMES = list(STRATEGIES)
-
-
-def all_ties() -> Problem:
-    """Returns ops that all take the same time on equal GPUs, with tensors of the same size between them."""
-    ops = [takes(1.0, n, reads=[n - 2] if n >= 2 else [], writes=[n]) for n in range(8)]
-    return Step.of(graph_data([tensor(f"t{n}", 1) for n in range(8)], ops), gpus(3)).problem
 
 
 def too_large() -> Problem:
@@ -76,7 +72,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "one op": lambda: Problem.of(wired([], 1, flops=[1]), tiny_cluster()),
     "one device": one_device,
     "disconnected": lambda: Problem.of(wired([(0, 3), (1, 4)], 6, flops=[1] * 6), tiny_cluster()),
-    "all ties": all_ties,
+    "all ties": partial(two_chains, 8, 3),
     "no work": lambda: Problem.of(wired([(0, 1), (1, 2)], 3), tiny_cluster()),
     "tiny": lambda: Problem.of(tiny_graph(), tiny_cluster()),
     "bound to kinds": bound_to_kinds,

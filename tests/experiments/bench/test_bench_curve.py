@@ -1,7 +1,7 @@
 """bench curve: the best step against the clock."""
 
 import numpy as np
-from bless import GOLDEN
+from captured import GOLDEN
 
 from placewise.experiments.bench.bench_curve import MOMENTS, BestOverTime, curve_rows
 

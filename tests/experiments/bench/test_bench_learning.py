@@ -1,7 +1,7 @@
 """bench learning: averages of the samples, and the best step."""
 
 import pytest
-from bless import GOLDEN
+from captured import GOLDEN
 
 from placewise.experiments.bench import bench_learning
 from placewise.experiments.bench.bench_learning import CONTESTANTS, Learning

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bless import GOLDEN
 from builders import graph_data, op, tensor
+from captured import GOLDEN
 from command_line import refused
 from simulated import Step, gpus
 

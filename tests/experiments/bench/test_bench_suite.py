@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bless import GOLDEN
+from captured import GOLDEN
 from command_line import refused
 
 from placewise.cli import main

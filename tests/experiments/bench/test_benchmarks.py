@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from bless import GOLDEN
+from captured import GOLDEN
 
 from placewise.experiments import bench
 from placewise.experiments.bench import Kind, find_benchmarks

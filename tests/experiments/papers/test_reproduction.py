@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import GOLDEN
+from captured import GOLDEN
 from command_line import refused
 
 from placewise import zoo

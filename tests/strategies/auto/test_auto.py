@@ -240,7 +240,7 @@ class Machine:
 
 def test_measurements_correct_the_model() -> None:
     """Half of the placements teach; the error on the other half must shrink."""
-    from bless import captured_problem
+    from captured import captured_problem
 
     problem = captured_problem()
     machine = Machine(problem, {"aten.mm": 2.0, "aten.addmm": 2.0}, copy=3.0)
@@ -263,7 +263,7 @@ def test_measurements_correct_the_model() -> None:
 
 def test_few_measurements_are_spent_on_different_placements() -> None:
     """On a machine that the model does not know, twelve measurements find a better step than the model's own answer."""
-    from bless import captured_problem
+    from captured import captured_problem
 
     problem = captured_problem()
     machine = Machine(problem, {"aten.mm": 0.5, "aten.addmm": 0.5}, copy=6.0)

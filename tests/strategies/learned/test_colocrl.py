@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bless import captured_problem
 from builders import graph_of, mixed_cluster, op, tensor, tiny_cluster, wired
-from enumerated import finds_the_best, small_problem
+from captured import captured_problem
+from exhaustive import finds_the_best, small_problem
 
 from placewise.core.contracts import Evaluation
 from placewise.core.problem import Problem

@@ -120,7 +120,7 @@ def test_threads_are_given_back_even_after_an_error() -> None:
 def test_gradients_that_are_not_finite_are_an_error_that_says_where() -> None:
     made = network(0)
     loss = made.output.weight.sum() * torch.tensor(float("nan")) + sum(p.sum() for p in made.parameters())
-    with pytest.raises(StrategyError, match=r"strategy 'colocrl': .*update 17 "):
+    with pytest.raises(StrategyError, match=r"strategy 'colocrl': .*update 17;"):
         training.gradients(torch.as_tensor(loss), made, "colocrl", 17)
 
 

@@ -1,13 +1,13 @@
 """Post and its parts: that they follow Algorithm 1, learn, and find the optimum of small problems."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from bless import captured_problem
+from captured import captured_problem
+from exhaustive import all_placements
 from simulated import random_step
-from strategies.test_sampling import chain, mixed
+from small_problems import one_for_each_kind, two_chains
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
@@ -23,17 +23,11 @@ NAMES = ("post", "cross-entropy", "ppo", "policy-gradient")
 BUDGET = 2400
 
 
-def every_placement(problem: Problem) -> Ints:
-    """Returns all placements of a small problem: [placements, groups]."""
-    choices = [np.flatnonzero(row).tolist() for row in problem.allowed]
-    return np.array(list(product(*choices)), np.int64).reshape(-1, problem.num_groups)
-
-
 class Known:
-    """An evaluator that has judged all placements of a problem before."""
+    """An evaluator that has all placements of a problem in memory."""
 
     def __init__(self, problem: Problem) -> None:
-        self.placements = every_placement(problem)
+        self.placements = all_placements(problem)
         self.weights = problem.num_devices ** np.arange(problem.num_groups)
         self.rows = np.argsort(self.placements @ self.weights)
         self.keys = (self.placements @ self.weights)[self.rows]
@@ -81,7 +75,7 @@ def judged(seconds: Floats) -> Evaluation:
 def drawn_devices(name: str, num_updates: int, settings: dict[str, str] | None = None) -> tuple[list[Ints], list[Any]]:
     """Returns the batches and notes of a search in which a placement takes 1 s more for each group on device 0."""
     batches, notes = [], []
-    proposals = make(name, settings).search(chain(8, 3), np.random.default_rng(0))
+    proposals = make(name, settings).search(two_chains(8, 3), np.random.default_rng(0))
     proposal = next(proposals)
     for _ in range(num_updates):
         batches.append(proposal.placements)
@@ -136,7 +130,7 @@ def test_the_policy_gradient_takes_the_step_of_reinforce() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_devices_that_a_group_cannot_run_on_are_never_drawn(name: str) -> None:
-    problem = mixed()
+    problem = one_for_each_kind()
     seen = []
 
     def evaluator(placements: Ints, orders: Ints | None = None) -> Evaluation:
@@ -162,7 +156,7 @@ def test_a_warm_start_is_where_the_samples_begin(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> None:
     for bad in (np.nan, np.inf):
-        proposals = make(name).search(chain(4, 2), np.random.default_rng(0))
+        proposals = make(name).search(two_chains(4, 2), np.random.default_rng(0))
         batch = next(proposals)
         proposals.send(judged(np.ones(len(batch.placements))))
         with pytest.raises(StrategyError, match=f"strategy '{name}': numbers are not finite at update [012]"):
@@ -172,7 +166,7 @@ def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> No
 @pytest.mark.parametrize(("name", "settings", "spent"), [("post", {"evaluations": "600"}, 612), ("ppo", {}, 12)])
 def test_a_search_ends_when_there_is_nothing_more_to_draw(name: str, settings: dict[str, str], spent: int) -> None:
     """A rate of 1e12 saturates the table in one step; Post mixes up to 600. Then its placement is said once more."""
-    problem = chain(4, 2)
+    problem = two_chains(4, 2)
     strategy = make(name, {"rate": "1e12", **settings})
     outcome = search(problem, strategy, Simulator(problem, threads=1), budget=Budget(BUDGET), seed=0)
     assert (outcome.status, outcome.evaluations) == ("finished", spent + 1)
@@ -180,7 +174,7 @@ def test_a_search_ends_when_there_is_nothing_more_to_draw(name: str, settings: d
 
 def test_a_failing_placement_counts_what_is_asked_for() -> None:
     """With 100 s for those that do not fit, one of them lifts the average as the paper's would."""
-    proposals = make("post", {"failing_seconds": "100"}).search(chain(4, 2), np.random.default_rng(0))
+    proposals = make("post", {"failing_seconds": "100"}).search(two_chains(4, 2), np.random.default_rng(0))
     next(proposals)
     overflow = np.array([9] + 11 * [0])
     proposal = proposals.send(Evaluation(np.ones(12), np.ones(12), overflow))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders import graph_of, mixed_cluster, tiny_cluster, wired
-from enumerated import Enumerated, finds_the_best, small_problem
+from exhaustive import Enumerated, finds_the_best, small_problem
 from gymnasium.utils.env_checker import check_env
 from torch import Tensor
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import captured_problem
 from builders import graph_data, tensor
+from captured import captured_problem
 from exhaustive import best_step
 from hypothesis import given, settings
 from hypothesis import strategies as st

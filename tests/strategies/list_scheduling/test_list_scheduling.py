@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import graph_of, graphs, mixed_cluster, op, tensor
-from hypothesis import given, reject
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated import random_step
+from small_problems import problem_or_reject
 
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster
 from placewise.core.contracts import Proposal
-from placewise.core.errors import ProblemError
-from placewise.core.graph import Graph
 from placewise.core.problem import Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.simulate.simulator import Simulator
@@ -52,14 +51,6 @@ def ten_tasks() -> Problem:
         rows.append(op(f"task{n}", n - 1, reads, writes, seconds=seconds))
     tensors = [tensor(f"{a}->{b}", nbytes) for (a, b), nbytes in TASK_EDGES.items()]
     return Problem.of(graph_of(tensors, rows), machine("p1", "p2", "p3"))
-
-
-def problem_on(graph: Graph, cluster: Cluster) -> Problem:
-    """Returns the problem of a drawn graph, if it is one: a group may hold ops for different kinds of device."""
-    try:
-        return Problem.of(graph, cluster)
-    except ProblemError:
-        reject()
 
 
 def proposals(name: str, problem: Problem) -> list[Proposal]:
@@ -207,7 +198,7 @@ def test_a_home_without_ops_is_with_its_first_reader() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(graph=graphs())
 def test_any_graph_is_placed(name: str, graph: Any) -> None:
-    problem = problem_on(graph, mixed_cluster())
+    problem = problem_or_reject(graph, mixed_cluster())
     first, second = proposals(name, problem)
     again, _ = proposals(name, problem)
     problem.check_placements(first.placements)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bless import captured_problem
 from builders import graph_of, mixed_cluster, op, tensor, tiny_cluster, tiny_graph, wired
+from captured import captured_problem
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import GROUPINGS, Step, random_placements, steps

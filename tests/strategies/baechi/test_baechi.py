@@ -8,7 +8,7 @@ from builders import graph_data, graph_of, graphs, mixed_cluster, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_step, takes
-from strategies.test_list_scheduling import problem_on
+from small_problems import problem_or_reject
 
 from placewise.core.contracts import Proposal
 from placewise.core.errors import StrategyError
@@ -192,7 +192,7 @@ def test_the_model_of_m_etf_is_the_simulator(seed: int, num_ops: int, num_device
 @pytest.mark.parametrize("name", NAMES)
 @given(graph=graphs())
 def test_any_graph_is_placed(name: str, graph: Any) -> None:
-    problem = problem_on(graph, mixed_cluster())
+    problem = problem_or_reject(graph, mixed_cluster())
     found, again = proposals(name, problem), proposals(name, problem)
     for proposal, other in zip(found, again, strict=True):
         problem.check_placements(proposal.placements)
