@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Limit(NamedTuple):
-    """What a bound is made of, as two pieces of a sentence."""
+    """What a bound is made of, as two parts of a sentence."""
 
     what: str  # "... takes at least 8 s"
     why: str  # follows a colon

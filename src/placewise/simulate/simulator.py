@@ -142,7 +142,7 @@ class Simulator:
         self._idle.append(workspace)
 
     def _in_parts(self, batch: int, part: Callable[[int, int], None]) -> None:
-        """Calls `part` for all rows, cut into a piece for each thread."""
+        """Calls `part` for all rows, split evenly over the threads."""
         if self.threads == 1 or batch == 1:
             part(0, batch)
             return
