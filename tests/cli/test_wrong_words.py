@@ -26,8 +26,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([*PLACE, "--run-file", "."], ".: can't be written: it is a folder"),
     ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is not a folder"),
     ([*PLACE, "--measure", "--target-gap", "0.1"], "--target-gap can't be used with --measure: the bound holds only for"),
-    ([*PLACE, "--busy", "0.5"], "--busy needs a --profile"),
-    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy needs a --profile"),
+    ([*PLACE, "--busy", "0.5"], "--busy needs --profile"),
+    (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy needs --profile"),
     (
         ["report", "plan.json", "--graph", "graph.json", "--cluster", "tiny.toml", "-o", "./plan.json"],
         OVERWRITES,

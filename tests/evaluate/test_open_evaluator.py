@@ -39,7 +39,7 @@ def test_what_does_not_go_together_is_refused(problem: Problem) -> None:
     with pytest.raises(ProblemError, match="order must be one of"), open_evaluator(problem, "none", workers=1):
         pass
     with (
-        pytest.raises(InputError, match="workers can't be used with measure, unless with ray"),
+        pytest.raises(InputError, match="several workers can measure only on a Ray cluster"),
         open_evaluator(problem, measure=Measure(), step="cifar-cnn", workers=2),
     ):
         pass

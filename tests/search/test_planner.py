@@ -49,6 +49,7 @@ def test_place_from_python(graph: Path) -> None:
         ({"seconds": "3"}, "seconds must be a number, got '3'"),
         ({"evaluations": "3"}, "evaluations must be a whole number, got '3'"),
         ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+        ({"seed": None}, "seed must be a whole number, got None"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"settings": "batch=3"}, "settings must be a dict or None, got 'batch=3'"),
         ({"strategy": ["random"]}, "strategy must be a string, got ['random']"),
@@ -78,7 +79,7 @@ def test_true_measures_as_usual(given: Any, measure: Measure | None, monkeypatch
 
 
 def test_measured_times_have_no_gap() -> None:
-    with pytest.raises(InputError, match="--target-gap can't be used with --measure"):
+    with pytest.raises(InputError, match="a target gap can't be used when placements are measured"):
         budget_of("auto", None, None, 0.1, is_measured=True)
 
 

@@ -3,30 +3,24 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from placewise.cli.inputs import check_devices, load_problem, measure_of, settings_of
 from placewise.cli.outputs import check_folder, check_writable
-from placewise.cli.searches import (
+from placewise.cli.searches import finish_search, planner_of, search_with_progress
+from placewise.cli.shared_options import (
     add_budget_options,
+    add_command,
     add_evaluation_options,
+    add_grouping_option,
     add_order_option,
     add_plan_options,
+    add_problem_options,
     add_run_file_option,
     add_set_option,
-    finish_search,
-    load_problem,
-    planner_of,
-    search_with_progress,
-    settings_of,
-)
-from placewise.cli.shared_options import (
-    add_command,
-    add_grouping_option,
-    add_problem_options,
-    check_devices,
     count_argument,
     gap_argument,
-    measure_of,
 )
 from placewise.cli.tensorboard_curves import curves
+from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.search.driver import Progress
@@ -37,7 +31,7 @@ def add_place(commands: Any) -> None:
     parser = add_command(commands, "place", _place, "search for the placement with the shortest step that fits in memory")
     add_problem_options(parser)
     parser.add_argument("--strategy", metavar="S", help="how to search (default: auto); `placewise strategies` lists them")
-    add_set_option(parser, "NAME=VALUE", "crossover=uniform")
+    add_set_option(parser, "the strategy", "NAME=VALUE", "crossover=uniform")
     add_budget_options(parser)
     parser.add_argument(
         "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most G, as in 0.05"
@@ -63,6 +57,8 @@ def _place(options: argparse.Namespace) -> None:
     check_folder(options.tensorboard)
     strategy = options.strategy or DEFAULT_STRATEGY
     measure = measure_of(options)
+    if options.measure and options.target_gap is not None:
+        raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
     names = (options.model, options.cluster)
     request = Request(strategy, settings_of(options.set), budget, options.seed, options.order, *names, measure)

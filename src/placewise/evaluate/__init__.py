@@ -42,7 +42,7 @@ def open_evaluator(
             yield evaluator
         return
     if workers is not None and ray is None:
-        raise InputError("workers can't be used with measure, unless with ray: one process measures, alone on the machine")
+        raise InputError("several workers can measure only on a Ray cluster: on one machine, one process measures alone")
     from placewise.evaluate.cached import Cached
 
     with _open_measured(problem, order, measure, step, workers, ray, report) as evaluator:

@@ -1,4 +1,4 @@
-"""Budgets: what a search may spend, and the defaults."""
+"""Budgets: when a search ends, and the defaults."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ DEFAULT_EVALUATIONS = 2400  # for all other strategies, as in the Post paper
 
 DEFAULT_MEASUREMENTS = 60  # for every strategy that measures placements
 
-CLOSED = 1e-6  # a gap that is not worth searching on for
+CLOSED = 1e-6  # a gap this small counts as closed
 
 
 def budget_of(
@@ -44,7 +44,9 @@ def budget_of(
     """
     if is_measured:
         if target_gap is not None:
-            raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
+            raise InputError(
+                "a target gap can't be used when placements are measured: the bound holds only for simulated times"
+            )
         return Budget(DEFAULT_MEASUREMENTS if evaluations is None and seconds is None else evaluations, seconds)
     if evaluations is None and seconds is None:
         evaluations, seconds = (None, DEFAULT_SECONDS) if strategy == "auto" else (DEFAULT_EVALUATIONS, None)

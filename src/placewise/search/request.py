@@ -31,7 +31,7 @@ class Request:
     measure: Measure | None = None  # None: simulate placements
 
     def __post_init__(self) -> None:
-        if self.seed is not None and self.seed < 0:
+        if self.seed < 0:
             raise InputError(f"seed must be at least 0, got {self.seed}")
 
 
