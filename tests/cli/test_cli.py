@@ -221,7 +221,8 @@ def test_info_lists_as_many_kinds_as_asked_for(graph_file: str, capsys: pytest.C
         with pytest.raises(SystemExit) as caught:
             main(["info", graph_file, f"--kinds={wrong}"])
         assert caught.value.code == 2
-        assert "--kinds: must be a whole number, at least 0" in capsys.readouterr().err
+        rule = "have at most 18 digits, got 5000" if len(wrong) > 18 else f"be a whole number, 0 or more, got '{wrong}'"
+        assert f"--kinds: must {rule}" in capsys.readouterr().err
 
 
 def test_info_of_an_empty_graph(tmp_path: Path, cluster_file: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -317,16 +318,17 @@ def test_python_m_placewise_and_the_version() -> None:
         (["bench", "rows", "--ray=local"], "placewise bench rows: unrecognized arguments: --ray=local "),
         (["bench", "suite", "--virtual", "cuda:0=4"], "placewise bench suite: unrecognized arguments: --virtual "),
         (["bench", "scale-out", "--workers", "2"], "placewise bench scale-out: unrecognized arguments: --workers "),
+        (["place", "nmt", "--cluster", "2xK80", "--budget", "-3"], "--budget: must be a whole number above 0, got '-3'"),
         (["bench", "execute", "nmt"], "placewise bench execute: unrecognized arguments: nmt "),
         (["bench", "curve", "nmt", "2xK80", "4xK80"], "placewise bench curve: unrecognized arguments: 4xK80 "),
         (["bench", "measured", "nmt"], "placewise bench measured: the following arguments are required: CLUSTER"),
         (
             ["place", "nmt", "--cluster", "2xK80", "--seed", "1" + "0" * 30],
-            "--seed: must be a whole number, at least 0 and of at",
+            "--seed: must have at most 18 digits, got 31",
         ),
         (
             ["compare", "nmt", "--cluster", "2xK80", "--seeds", "9" * 5000],
-            "--seeds: must be a whole number, above 0 and of at most",
+            "--seeds: must have at most 15 digits, got 5000",
         ),
     ],
 )
@@ -373,8 +375,8 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
 
 
 def test_help_says_what_set_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--set NAME=VALUE set a parameter, as in crossover=uniform " in helped(capsys, "place")
-    words = "--set STRATEGY.NAME=VALUE set a parameter, as in genetic.crossover=uniform "
+    assert "--set NAME=VALUE set a parameter of the strategy, as in crossover=uniform " in helped(capsys, "place")
+    words = "--set STRATEGY.NAME=VALUE set a parameter of a strategy, as in genetic.crossover=uniform "
     assert words in helped(capsys, "compare")
 
 

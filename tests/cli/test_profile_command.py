@@ -95,9 +95,9 @@ def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFix
     asked = ["--profile", "p.json", "--plan", "none.json"]
     assert "p.json: has no device 'gpu:0'" in refused(["bound", MLP, "--cluster", "2xK80", "--profile", "p.json"], capsys)
     assert "there is no such file" in refused(["simulate", MLP, "--cluster", "two.toml", *asked], capsys)
-    assert "needs a --profile" in refused(
-        ["simulate", MLP, "--cluster", "two.toml", "--plan", "x.json", "--together"], capsys
-    )
+    together = ["simulate", MLP, "--cluster", "two.toml", "--plan", "x.json", "--together"]
+    assert "--together needs --profile, which has the measured contention" in refused(together, capsys)
+    assert "--together and --busy exclude each other" in refused([*together, "--profile", "p.json", "--busy", "1"], capsys)
     assert "need --measure" in refused(["place", MLP, "--cluster", "two.toml", "--steps", "3"], capsys)
 
 

@@ -159,7 +159,7 @@ def test_a_plan_whose_step_was_measured_says_so(files: Path) -> None:
         (["runs.db", "--graph", "graph.json"], "--graph is for plans, runs.db is a run file"),
         (["runs.db", "--profile", "p.json"], "--profile is for plans, runs.db is a run file"),
         ([PLANS[0], *PROBLEM, "--profile", "p.json"], "p.json: there is no such file"),
-        ([PLANS[0], *PROBLEM, "--busy", "0.5"], "--busy needs a --profile"),
+        ([PLANS[0], *PROBLEM, "--busy", "0.5"], "--busy needs --profile"),
         ([*PLANS, *PROBLEM, "--measured", "t.json"], "--measured is the trace of one plan, got 2 plans"),
         ([PLANS[0], *PROBLEM, "--measured", "t.json"], "t.json: there is no such file"),
     ],

@@ -135,7 +135,7 @@ def test_measured_is_compared_with_predicted(capsys: pytest.CaptureFixture[str])
 
 def test_run_refuses_what_it_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "placement has" in refused(["run", "cifar-cnn:batch=2", *ON_CPUS, "--plan", "plan.json"], capsys)
-    assert "--together needs a --profile" in refused([*RUN, *ON_CPUS, "--together"], capsys)
+    assert "--together needs --profile" in refused([*RUN, *ON_CPUS, "--together"], capsys)
     with pytest.raises(SystemExit) as refusal:
         main([*RUN, *ON_CPUS, "--seed", "9" * 30])
     assert refusal.value.code == 2

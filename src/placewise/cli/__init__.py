@@ -18,6 +18,7 @@ from placewise.cli.detect_command import add_detect
 from placewise.cli.import_command import add_import
 from placewise.cli.info_command import add_info
 from placewise.cli.models_command import add_models
+from placewise.cli.outputs import warn
 from placewise.cli.place_command import add_place
 from placewise.cli.profile_command import add_profile
 from placewise.cli.report_command import add_report
@@ -25,7 +26,6 @@ from placewise.cli.reproduce_command import add_reproduce
 from placewise.cli.resume_command import add_resume
 from placewise.cli.run_command import add_run
 from placewise.cli.runs_command import add_runs
-from placewise.cli.shared_options import warn
 from placewise.cli.simulate_command import add_simulate
 from placewise.cli.strategies_command import add_strategies
 from placewise.core.errors import InputError, NothingFits, PlacewiseError

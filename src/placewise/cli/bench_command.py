@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_folder, check_writable, print_json
+from placewise.cli.outputs import check_folder, check_writable, how_to_continue, print_json, warn
 from placewise.cli.shared_options import (
     CLUSTER_HELP,
     MODEL_HELP,
@@ -12,10 +12,8 @@ from placewise.cli.shared_options import (
     add_virtual_option,
     add_worker_options,
     count_argument,
-    how_to_continue,
     positive_argument,
     seconds_argument,
-    warn,
 )
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from placewise.cli.inputs import load_problem
 from placewise.cli.outputs import print_json
-from placewise.cli.searches import load_problem
 from placewise.cli.shared_options import (
     add_command,
     add_grouping_option,

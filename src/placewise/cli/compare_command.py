@@ -5,26 +5,19 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.searches import (
+from placewise.cli.inputs import check_devices, load_problem, measure_of, settings_of
+from placewise.cli.outputs import check_writable, print_json, warn
+from placewise.cli.searches import planner_of, search_with_progress
+from placewise.cli.shared_options import (
     add_budget_options,
+    add_command,
     add_evaluation_options,
+    add_grouping_option,
     add_order_option,
+    add_problem_options,
     add_run_file_option,
     add_set_option,
-    load_problem,
-    planner_of,
-    search_with_progress,
-    settings_of,
-)
-from placewise.cli.shared_options import (
-    add_command,
-    add_grouping_option,
-    add_problem_options,
-    check_devices,
-    measure_of,
     positive_argument,
-    warn,
 )
 from placewise.core.errors import StrategyError
 from placewise.core.quantities import format_count
@@ -46,7 +39,7 @@ def add_compare(commands: Any) -> None:
         default="classical",
         help="names of strategies, or classical, exact, learned, all (default: classical)",
     )
-    add_set_option(parser, "STRATEGY.NAME=VALUE", "genetic.crossover=uniform")
+    add_set_option(parser, "a strategy", "STRATEGY.NAME=VALUE", "genetic.crossover=uniform")
     add_budget_options(parser)
     parser.add_argument(
         "--seeds", metavar="K", type=positive_argument, default=1, help="searches with each strategy (default: 1)"

@@ -1,7 +1,9 @@
-"""What a command writes: JSON on standard output, and files that are checked before any work is done."""
+"""What a command writes: JSON, warnings, and files that are checked before any work is done."""
 
+import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,16 @@ from placewise.core.errors import InputError
 def print_json(data: Any) -> None:
     """Prints one JSON object."""
     print(json.dumps(data, indent=1, allow_nan=False))
+
+
+def warn(line: str) -> None:
+    """Prints a line on standard error."""
+    print(f"placewise: {line}", file=sys.stderr)
+
+
+def how_to_continue(options: argparse.Namespace) -> str:
+    """Returns how to continue a search that was stopped."""
+    return "the same command continues it" if options.run_file else "with --run-file it could be continued"
 
 
 def check_writable(*paths: str | None, reads: Sequence[str | None] = ()) -> None:

@@ -1,21 +1,13 @@
-"""placewise report: a page that shows plans or recorded runs."""
+"""placewise report: a page that shows plans or recorded searches."""
 
 import argparse
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.searches import measured_seconds
-from placewise.cli.shared_options import (
-    CLUSTER_HELP,
-    MODEL_HELP,
-    add_command,
-    add_profile_options,
-    check_busy,
-    load_timed,
-    warn,
-)
+from placewise.cli.inputs import check_busy, load_timed
+from placewise.cli.outputs import check_writable, print_json, warn
+from placewise.cli.shared_options import CLUSTER_HELP, MODEL_HELP, add_command, add_profile_options
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,7 +26,7 @@ MOST_PLANS = 24  # on a page of a run file
 
 def add_report(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "report", _report, "write a page that shows plans, or the runs of a run file")
+    parser = add_command(commands, "report", _report, "write a page that shows plans, or the searches of a run file")
     parser.add_argument(
         "sources", metavar="SOURCE", nargs="+", help="plan.json files; or a run file and numbers of its runs"
     )
@@ -80,11 +72,11 @@ class _Context:
         self._known: dict[str, tuple[Bound | None, Comparisons]] = {}
 
     def __call__(self, problem: "Problem") -> "tuple[Bound | None, Comparisons]":
-        from placewise.report.comparisons import comparisons_of
+        from placewise.report.comparisons import simulate_comparisons
         from placewise.search.planner import find_bound
 
         if problem.digest not in self._known:
-            self._known[problem.digest] = find_bound(problem), comparisons_of(problem)
+            self._known[problem.digest] = find_bound(problem), simulate_comparisons(problem)
         return self._known[problem.digest]
 
 
@@ -95,7 +87,7 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.chrome_trace import read_measured
-    from placewise.report.page.page_data import ShownPlan
+    from placewise.report.page.page_data import ShownPlan, measured_seconds
     from placewise.report.search_curves import curve_of
     from placewise.simulate.simulator import Simulator
 

@@ -6,14 +6,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_folder, check_writable, print_json
-from placewise.cli.shared_options import (
-    add_command,
-    how_to_continue,
-    number_argument,
-    positive_argument,
-    warn,
-)
+from placewise.cli.outputs import check_folder, check_writable, how_to_continue, print_json, warn
+from placewise.cli.shared_options import add_command, number_argument, positive_argument
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:

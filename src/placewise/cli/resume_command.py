@@ -1,16 +1,16 @@
-"""placewise resume: continue a recorded run."""
+"""placewise resume: continue a recorded search."""
 
 import argparse
 from typing import Any
 
 from placewise.cli.outputs import check_writable
-from placewise.cli.searches import add_plan_options, finish_search, planner_of, search_with_progress
-from placewise.cli.shared_options import add_command, add_worker_options, positive_argument
+from placewise.cli.searches import finish_search, planner_of, search_with_progress
+from placewise.cli.shared_options import add_command, add_plan_options, add_worker_options, positive_argument
 
 
 def add_resume(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "resume", _resume, "continue a run that was stopped or killed")
+    parser = add_command(commands, "resume", _resume, "continue a recorded search that was stopped or killed")
     parser.add_argument("run", metavar="RUN", type=positive_argument, help="its number, as `placewise runs` lists it")
     parser.add_argument("--run-file", metavar="RUNS.DB", required=True, help="the file in which it is recorded")
     add_plan_options(parser)

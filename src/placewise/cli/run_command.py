@@ -3,7 +3,8 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.inputs import check_busy, check_together, load_profile
+from placewise.cli.outputs import check_writable, print_json, warn
 from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import (
     RUN_MODEL_HELP,
@@ -12,12 +13,8 @@ from placewise.cli.shared_options import (
     add_profile_options,
     add_together_option,
     add_virtual_option,
-    check_busy,
-    check_together,
     count_argument,
-    load_profile,
     positive_argument,
-    warn,
 )
 from placewise.core.errors import InputError, PlacewiseError
 
@@ -34,7 +31,9 @@ def add_run(commands: Any) -> None:
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
     parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (default: 10)")
     add_virtual_option(parser)
-    parser.add_argument("--cuda-graphs", action="store_true", help="replay runs of GPU ops as CUDA graphs; uses more memory")
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="replay sequences of GPU ops as CUDA graphs; uses more memory"
+    )
     parser.add_argument("--trace", metavar="TRACE", help="write the measured timeline as a Chrome trace (ui.perfetto.dev)")
     add_profile_options(parser)
     add_together_option(parser)

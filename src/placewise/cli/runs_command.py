@@ -1,4 +1,4 @@
-"""placewise runs: the runs of a run file."""
+"""placewise runs: the searches recorded in a run file."""
 
 import argparse
 import time
@@ -12,7 +12,7 @@ _SHOWN = ("model", "cluster", "strategy", "parameters", "seed")
 
 def add_runs(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "runs", _runs, "list the runs of a run file")
+    parser = add_command(commands, "runs", _runs, "list the searches recorded in a run file")
     parser.add_argument("run_file", metavar="RUNS.DB", help="a file that --run-file wrote")
 
 

@@ -4,19 +4,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from placewise.cli.outputs import print_json
+from placewise.cli.outputs import how_to_continue, print_json, warn
 from placewise.cli.progress import Line, describe_search
-from placewise.cli.shared_options import (
-    add_measure_options,
-    add_profile_options,
-    add_worker_options,
-    how_to_continue,
-    load_timed,
-    positive_argument,
-    seconds_argument,
-    warn,
-)
-from placewise.core.errors import StrategyError
 from placewise.core.quantities import format_count
 
 if TYPE_CHECKING:
@@ -29,76 +18,6 @@ if TYPE_CHECKING:
     from placewise.search.request import Request
     from placewise.search.store import Run
     from placewise.simulate.schedule import Schedule
-
-
-def add_set_option(parser: argparse.ArgumentParser, form: str, example: str) -> None:
-    """Adds --set."""
-    text = f"set a parameter, as in {example} (may be repeated; `placewise strategies` lists them)"
-    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
-
-
-def add_budget_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --budget and --seconds."""
-    parser.add_argument(
-        "--budget",
-        metavar="N",
-        type=positive_argument,
-        help="evaluations to spend (default: 2400 without --seconds, 60 with --measure, no limit for auto)",
-    )
-    parser.add_argument(
-        "--seconds",
-        metavar="S",
-        type=seconds_argument,
-        help="time to spend (default: no limit, for auto 10 without --budget)",
-    )
-
-
-def add_order_option(parser: argparse.ArgumentParser) -> None:
-    """Adds --order."""
-    parser.add_argument(
-        "--order", choices=("priority", "program"), default="priority", help="launch order (default: priority)"
-    )
-
-
-def add_plan_options(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Adds the options for the plan that a search finds, and returns their group."""
-    group = parser.add_argument_group("output")
-    group.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this plan.json")
-    group.add_argument("--report", metavar="PAGE", help="write an HTML page that shows the plan; it opens offline")
-    group.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    return group
-
-
-def add_run_file_option(parser: "argparse._ActionsContainer") -> None:
-    """Adds --run-file."""
-    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search here; continue it if it was stopped")
-
-
-def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose how placements are evaluated."""
-    group = parser.add_argument_group("evaluation")
-    add_worker_options(group)
-    add_profile_options(group)
-    add_measure_options(group)
-
-
-def settings_of(pairs: list[str]) -> dict[str, str]:
-    """Returns the settings of --set by name."""
-    settings = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise StrategyError(f"--set must be NAME=VALUE, got {pair!r}")
-        settings[name] = value
-    return settings
-
-
-def load_problem(options: argparse.Namespace) -> "Problem":
-    """Returns the problem of MODEL, --cluster, --profile and --grouping."""
-    from placewise.core.problem import Problem
-
-    graph, cluster, _ = load_timed(options)
-    return Problem.of(graph, cluster, options.grouping)
 
 
 def planner_of(options: argparse.Namespace, problem: "Problem", request: "Request", bound: "Bound | None") -> "Planner":
@@ -166,18 +85,15 @@ def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> No
 
 
 def _write_page(plan: "Plan", schedule: "Schedule", bound: "Bound | None", curve: "Curve", path: str) -> None:
-    from placewise.report.comparisons import comparisons_of
+    from placewise.report.comparisons import simulate_comparisons
     from placewise.report.page.html import write_page
-    from placewise.report.page.page_data import ShownPlan
+    from placewise.report.page.page_data import ShownPlan, measured_seconds
 
     found, measured = (plan.strategy, plan.seed, plan.evaluations), measured_seconds(plan)
-    shown = ShownPlan("plan", schedule, bound, comparisons_of(schedule.problem), curve, *found, measured_seconds=measured)
+    shown = ShownPlan(
+        "plan", schedule, bound, simulate_comparisons(schedule.problem), curve, *found, measured_seconds=measured
+    )
     write_page([shown], path)
-
-
-def measured_seconds(plan: "Plan") -> float | None:
-    """Returns the measured step time of a plan; None if it was only simulated."""
-    return None if plan.predicted_seconds is None else plan.step_seconds
 
 
 def _curve(planner: "Planner", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":

@@ -1,17 +1,8 @@
-"""Options that several commands share: their types, their help, and what reads them."""
+"""Options that several commands share, and the types of their values. `inputs` loads and checks what they name."""
 
 import argparse
-import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from placewise.core.errors import InputError
-
-if TYPE_CHECKING:
-    from placewise.core.cluster import Cluster
-    from placewise.core.graph import Graph
-    from placewise.core.profile import Profile
-    from placewise.evaluate.measured import Measure
+from typing import Any
 
 RUN_MODEL_HELP = "a zoo model (nmt:layers=4), package.module:function or path/to/file.py:function"
 
@@ -35,15 +26,19 @@ def add_command(
 
 def count_argument(text: str) -> int:
     """Returns a whole number, 0 or more."""
-    if not text.isdecimal() or len(text) > 18:
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 0 and of at most 18 digits, got {text!r}")
-    return int(text)
+    return _whole_number(text, least=0, digits=18)
 
 
 def positive_argument(text: str) -> int:
     """Returns a whole number above 0."""
-    if not text.isdecimal() or len(text) > 15 or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number, above 0 and of at most 15 digits, got {text!r}")
+    return _whole_number(text, least=1, digits=15)
+
+
+def _whole_number(text: str, least: int, digits: int) -> int:
+    if text.isdecimal() and len(text) > digits:
+        raise argparse.ArgumentTypeError(f"must have at most {digits} digits, got {len(text)}")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number{' above 0' if least else ', 0 or more'}, got {text!r}")
     return int(text)
 
 
@@ -116,7 +111,7 @@ def add_profile_options(parser: "argparse._ActionsContainer") -> None:
         metavar="SHARE",
         type=share_argument,
         default=0.0,
-        help="with --profile: assume that devices on the same hardware are all busy for this share of the time (default: 0)",
+        help="with --profile: slow ops down as if devices that share hardware were busy this share of the time (default: 0)",
     )
 
 
@@ -125,60 +120,23 @@ def add_together_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--together",
         action="store_true",
-        help="with --profile: let devices on the same hardware slow each other down",
+        help="with --profile: simulate how devices that share hardware slow each other down",
     )
-
-
-def check_busy(options: argparse.Namespace) -> None:
-    """Refuses --busy without a profile."""
-    if options.busy and options.profile is None:
-        raise InputError("--busy needs a --profile: it has measured how much busy devices slow each other down")
-
-
-def check_together(options: argparse.Namespace) -> None:
-    """Refuses --together without a profile, or with --busy."""
-    if options.together and (options.profile is None or options.busy):
-        raise InputError("--together needs a --profile, and can't be used with --busy: it simulates which devices are busy")
-
-
-def load_profile(options: argparse.Namespace, cluster: "Cluster") -> "Profile":
-    """Returns the --profile; it must have times for all devices."""
-    from placewise.formats.profile_file import read_profile
-
-    profile = read_profile(options.profile)
-    profile.check_covers(cluster, options.profile)
-    return profile
-
-
-def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":
-    """Returns the graph of MODEL, the cluster, both with the measured times of --profile if it is given, and the profile."""
-    from placewise.core.cluster import Cluster
-    from placewise.models import load_graph, load_step
-
-    check_busy(options)
-    model = options.model if model is None else model
-    cluster = Cluster.load(options.cluster)
-    if options.profile is None:
-        is_run = getattr(options, "measure", False)  # then a graph file is refused at once
-        return load_step(model).graph if is_run else load_graph(model), cluster, None
-    from placewise.measure.profiler import apply_profile
-
-    profile = load_profile(options, cluster)  # refused before the model is captured
-    return *apply_profile(load_step(model), cluster, profile, options.busy), profile
 
 
 # --- running on this machine ---
 
 
-def add_virtual_option(parser: "argparse._ActionsContainer") -> None:
-    """Adds --virtual."""
+def add_virtual_option(parser: "argparse._ActionsContainer", when: str = "") -> None:
+    """Adds --virtual; its help begins with when it can be used."""
     parser.add_argument(
         "--virtual",
-        metavar="cuda:0=4",
+        metavar="GPU=N",
         type=virtual_argument,
         action="append",
         default=[],
-        help="split a GPU into this many devices: the cluster's first GPUs are its slices (may be repeated)",
+        help=f"{when}split a GPU into N slices, as in cuda:0=4; "
+        "the slices stand for the cluster's first GPUs (may be repeated)",
     )
 
 
@@ -197,35 +155,40 @@ def add_measure_options(parser: "argparse._ActionsContainer") -> None:
         type=seconds_argument,
         help="with --measure: give up on a placement after S seconds (default: 60)",
     )
-    add_virtual_option(parser)
-
-
-def measure_of(options: argparse.Namespace) -> "Measure | None":
-    """Returns how placements are measured; None: they are simulated."""
-    from placewise.evaluate.measured import Measure
-
-    given = {
-        "steps": options.steps,
-        "warm_up": options.warm_up,
-        "timeout_seconds": options.measure_timeout,
-        "virtual": dict(options.virtual) or None,
-    }
-    chosen = {name: value for name, value in given.items() if value is not None}
-    if chosen and not options.measure:
-        raise InputError("--steps, --warm-up, --measure-timeout and --virtual need --measure")
-    return Measure(**chosen) if options.measure else None
-
-
-def check_devices(options: argparse.Namespace, measure: "Measure | None") -> None:
-    """Refuses to measure on devices that this machine does not have; with --ray other machines measure."""
-    if measure is not None and options.ray is None:
-        from placewise.core.cluster import Cluster
-        from placewise.run.devices import real_devices
-
-        real_devices(Cluster.load(options.cluster), measure.virtual)
+    add_virtual_option(parser, "with --measure: ")
 
 
 # --- searching ---
+
+
+def add_set_option(parser: argparse.ArgumentParser, whose: str, form: str, example: str) -> None:
+    """Adds --set."""
+    text = f"set a parameter of {whose}, as in {example} (may be repeated); `placewise strategies` lists them"
+    parser.add_argument("--set", metavar=form, action="append", default=[], help=text)
+
+
+def add_budget_options(parser: argparse.ArgumentParser) -> None:
+    """Adds --budget and --seconds."""
+    parser.add_argument(
+        "--budget",
+        metavar="N",
+        type=positive_argument,
+        help="most evaluations (if neither --budget nor --seconds is given: 60 with --measure, else 2400; "
+        "auto without --measure runs for 10 seconds instead)",
+    )
+    parser.add_argument(
+        "--seconds",
+        metavar="S",
+        type=seconds_argument,
+        help="most seconds (default: no limit; see --budget)",
+    )
+
+
+def add_order_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --order."""
+    parser.add_argument(
+        "--order", choices=("priority", "program"), default="priority", help="launch order (default: priority)"
+    )
 
 
 def add_worker_options(parser: "argparse._ActionsContainer") -> None:
@@ -236,11 +199,23 @@ def add_worker_options(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument("--ray", metavar="ADDRESS", help="evaluate on a Ray cluster; 'local' starts one on this machine")
 
 
-def how_to_continue(options: argparse.Namespace) -> str:
-    """Returns how to continue a search that was stopped."""
-    return "the same command continues it" if options.run_file else "with --run-file it could be continued"
+def add_evaluation_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose how placements are evaluated."""
+    group = parser.add_argument_group("evaluation")
+    add_worker_options(group)
+    add_profile_options(group)
+    add_measure_options(group)
 
 
-def warn(line: str) -> None:
-    """Prints a line on standard error."""
-    print(f"placewise: {line}", file=sys.stderr)
+def add_run_file_option(parser: "argparse._ActionsContainer") -> None:
+    """Adds --run-file."""
+    parser.add_argument("--run-file", metavar="RUNS.DB", help="record the search here; continue it if it was stopped")
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
+    """Adds the options for the plan that a search finds, and returns their group."""
+    group = parser.add_argument_group("output")
+    group.add_argument("-o", "--output", metavar="PLAN", help="write the plan to this plan.json")
+    group.add_argument("--report", metavar="PAGE", help="write an HTML page that shows the plan; it opens offline")
+    group.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return group

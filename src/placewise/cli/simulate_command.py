@@ -3,15 +3,9 @@
 import argparse
 from typing import Any
 
+from placewise.cli.inputs import check_together, load_timed
 from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.shared_options import (
-    add_command,
-    add_problem_options,
-    add_profile_options,
-    add_together_option,
-    check_together,
-    load_timed,
-)
+from placewise.cli.shared_options import add_command, add_problem_options, add_profile_options, add_together_option
 
 
 def add_simulate(commands: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a plan is compared with: everything on one device, and the expert's placement."""
+"""What a plan is compared with: the fastest single device and the expert's placement. Both are simulated here."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ class Comparisons(NamedTuple):
     expert_seconds: float | None  # None: the expert does not suit the problem, or its placement does not fit
 
 
-def comparisons_of(problem: Problem) -> Comparisons:
+def simulate_comparisons(problem: Problem) -> Comparisons:
     """Returns what every plan of a problem is compared with."""
     try:
         outcome = search(problem, make("expert", {}), Simulator(problem), budget=Budget(evaluations=100), seed=0)

@@ -23,7 +23,7 @@ from placewise.experiments.bench.headless_browser import (
     wait_until,
 )
 from placewise.report.chrome_trace import read_measured, write_trace
-from placewise.report.comparisons import Comparisons, comparisons_of
+from placewise.report.comparisons import Comparisons, simulate_comparisons
 from placewise.report.page.html import write_page
 from placewise.report.page.page_data import NO_BREAK, ShownPlan
 from placewise.report.search_curves import Point, curve_of, curve_of_progress
@@ -79,7 +79,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_trace(apart, folder / "trace.json")
     measured = read_measured(folder / "trace.json", apart.problem)
     curve = curve_of_progress([Point(1, 0.1, 40.0), Point(5, 0.3, 30.0)])
-    comparisons = comparisons_of(apart.problem)
+    comparisons = simulate_comparisons(apart.problem)
     shown = [
         ShownPlan("apart", apart, None, comparisons, curve, "hill-climb", 0, 5, measured),
         ShownPlan(HOSTILE, together, None, comparisons, curve_of([(1, 21.0)]), "gpu-only", 0, 2),
@@ -272,7 +272,9 @@ def test_a_search_that_measured_shows_its_time_and_no_bound(browser: Any, tmp_pa
     assert limit is not None
     for name, real in (("measured", 99.0), ("simulated", None)):
         found = ("heft", 0, 1, None, real)
-        shown = ShownPlan(name, together, limit, comparisons_of(together.problem), curve_of([(1, 21.0), (2, 20.0)]), *found)
+        shown = ShownPlan(
+            name, together, limit, simulate_comparisons(together.problem), curve_of([(1, 21.0), (2, 20.0)]), *found
+        )
         write_page([shown], tmp_path / f"{name}.html")
         page = browser.new_page()
         page.goto((tmp_path / f"{name}.html").as_uri())

@@ -23,7 +23,7 @@ class PageSpeed(Benchmark):
         from placewise.experiments.bench.generated_problems import some_placements
         from placewise.experiments.bench.headless_browser import open_browser, page_speed
         from placewise.models import load_graph
-        from placewise.report.comparisons import comparisons_of
+        from placewise.report.comparisons import simulate_comparisons
         from placewise.report.page.html import write_page
         from placewise.report.page.page_data import ShownPlan
         from placewise.report.search_curves import curve_of
@@ -37,7 +37,9 @@ class PageSpeed(Benchmark):
                 schedule = Simulator(problem).schedule(some_placements(problem, 1)["parts"][0])
                 path = Path(folder) / "page.html"
                 started = time.perf_counter()
-                write_page([ShownPlan("parts", schedule, find_bound(problem), comparisons_of(problem), curve_of(()))], path)
+                write_page(
+                    [ShownPlan("parts", schedule, find_bound(problem), simulate_comparisons(problem), curve_of(()))], path
+                )
                 row = {"model": model, "ops": problem.num_ops, "copies": len(schedule.copy_tensors)}
                 row |= {"written s": time.perf_counter() - started, "MB": path.stat().st_size / 1e6}
                 rows.append({**row, **page_speed(browser, path)})

@@ -26,12 +26,13 @@ from placewise.simulate.timeline import WAITS
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
+    from placewise.core.plan import Plan
 
 Word = TypeVar("Word", bound=Hashable)
 
 LARGEST = 12  # rows of the table of a device's memory at its peak
 
-LINKS = ("op", "copy", "host")  # kinds of pieces of the critical path
+PATH_KINDS = ("op", "copy", "host")  # what the critical path consists of
 
 FEW = 3  # shapes that are listed; more are counted
 
@@ -54,16 +55,21 @@ class ShownPlan:
     measured_seconds: float | None = None  # the step's time if the search measured it
 
 
+def measured_seconds(plan: "Plan") -> float | None:
+    """Returns the measured step time of a plan; None if it was only simulated."""
+    return None if plan.predicted_seconds is None else plan.step_seconds
+
+
 def page_data(shown: Sequence[ShownPlan]) -> dict[str, Any]:
     """Returns all that a page shows; a problem that several plans share is there once."""
-    problems = {plan.schedule.problem.digest: plan for plan in reversed(shown)}  # the first plan of each counts
+    first_plans = {plan.schedule.problem.digest: plan for plan in reversed(shown)}  # of each problem
     digests = list(dict.fromkeys(plan.schedule.problem.digest for plan in shown))
     return {
         "waits": WAITS,
         "phases": PHASES,
-        "links": LINKS,
-        "problems": [_problem(problems[digest]) for digest in digests],
-        "plans": [_plan(plan, digests.index(plan.schedule.problem.digest)) for plan in shown],
+        "path_kinds": PATH_KINDS,
+        "problems": [_problem_data(first_plans[digest]) for digest in digests],
+        "plans": [_plan_data(plan, digests.index(plan.schedule.problem.digest)) for plan in shown],
     }
 
 
@@ -79,7 +85,7 @@ def _numbered(words: Sequence[Word]) -> tuple[list[Word], dict[str, str]]:
     return list(number), pack([number[word] for word in words], "u2" if len(number) <= 2**16 else "i4")
 
 
-def _problem(plan: ShownPlan) -> dict[str, Any]:
+def _problem_data(plan: ShownPlan) -> dict[str, Any]:
     problem, comparisons, bound = plan.schedule.problem, plan.comparisons, plan.bound
     alone = comparisons.alone
     ops, cluster = problem.graph.ops, problem.cluster
@@ -129,14 +135,14 @@ def _in_words(tensors: Tensors, rows: Ragged) -> list[str]:
     return [listed(tuple(row)) for row in Ragged(rows.offsets, tensors.shape[rows.values]).lists()]
 
 
-def _plan(plan: ShownPlan, number: int) -> dict[str, Any]:
+def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
     schedule = plan.schedule
     problem, t, allocations = schedule.problem, schedule.timeline, allocations_of(schedule)
     in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
     in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
     path = schedule.critical_path
     return {
-        "problem": number,
+        "problem": problem_index,
         "label": plan.label,
         "strategy": plan.strategy,
         "seed": plan.seed,
@@ -152,7 +158,7 @@ def _plan(plan: ShownPlan, number: int) -> dict[str, Any]:
         "bytes": pack(in_use, "f8"),
         "copies": _copies(schedule),
         "critical": {
-            "kind": pack([LINKS.index(link.kind) for link in path], "u1"),
+            "kind": pack([PATH_KINDS.index(link.kind) for link in path], "u1"),
             "number": pack([link.number for link in path], "i4"),
         },
         "peak_bytes": schedule.peak_bytes.tolist(),

@@ -60,7 +60,7 @@ function markCritical(lanes, plan) {
   const { kind, number } = plan.critical;
   state.chain = [];
   kind.forEach((code, i) => {
-    const place = places[data.links[code]]?.get(number[i]);
+    const place = places[data.path_kinds[code]]?.get(number[i]);
     if (place) state.chain.push(place);
   });
 }
