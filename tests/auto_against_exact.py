@@ -1,6 +1,6 @@
-"""auto beside exact and the bound on random small problems, each of which exact solves to the proved optimum.
+"""auto, compared with exact and the bound on random small problems that exact solves to the proved optimum.
 
-python tests/auto_against_exact.py [PROBLEMS] [SECONDS]    prints how often auto is as good within the seconds (300, 1)
+python tests/auto_against_exact.py [PROBLEMS] [SECONDS]    prints how often auto is as good within SECONDS (default: 300 1)
 """
 
 import sys
@@ -17,14 +17,14 @@ from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
 
-ALIKE = 1e-6  # relative: what the solver's rounding of times may hide
+ALIKE = 1e-6  # relative error from the solver's rounding of times
 
 
 class Comparison(NamedTuple):
     """What was found for one problem."""
 
-    optimum: float  # seconds, infinite where nothing fits
-    found: float  # auto's seconds, infinite where it found nothing that fits
+    optimum: float  # seconds, infinite if nothing fits
+    found: float  # auto's seconds, infinite if it found nothing that fits
     bound: float
 
 
@@ -34,7 +34,7 @@ def small_step(seed: int) -> Problem:
 
 
 def compare(problem: Problem, budget: Budget) -> Comparison | None:
-    """Returns what auto finds beside the optimum; None where exact does not prove one."""
+    """Returns what auto finds, with the optimum; None if exact does not prove one."""
     simulator = Simulator(problem, threads=1)
     proposals, notes, optimum = make("exact").search(problem, np.random.default_rng(0)), {}, np.inf
     proposal = next(proposals)

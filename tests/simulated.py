@@ -31,7 +31,7 @@ class Step:
         return cls(graph, cluster, Problem.of(parse_graph(graph), parse_cluster(cluster), grouping))
 
     def reference(self, placement: Ints, order: Ints | None = None) -> dict[str, Any]:
-        """Returns what the definition says of a placement [groups], launched in an order [ops] or in program order."""
+        """Returns the reference's result for a placement [groups], launched in an order [ops] or in program order."""
         launches = None if order is None else order.tolist()
         return reference.simulate(self.graph, self.cluster, self.problem.expand(placement), launches)
 
@@ -158,7 +158,7 @@ def _work(rng: np.random.Generator) -> dict[str, Any]:
 
 
 def random_step(seed: int, num_ops: int, num_devices: int, memory: int, grouping: str) -> tuple[Step, np.random.Generator]:
-    """Returns a random step, and the generator for what a test draws besides."""
+    """Returns a random step, and the generator for what else a test draws."""
     rng = np.random.default_rng(seed)
     cluster = random_cluster(rng, num_devices, memory)
     return Step.of(random_graph(rng, num_ops, cluster), cluster, grouping), rng
@@ -184,7 +184,7 @@ def random_placements(problem: Problem, rng: np.random.Generator, count: int) ->
 
 
 def random_order(problem: Problem, rng: np.random.Generator) -> Ints:
-    """Returns an order that launches every op behind those that it needs: [ops]."""
+    """Returns an order that launches every op after those that it needs: [ops]."""
     writers, readers, _ = problem.graph.edges
     after = problem.graph.ops.after
     needs: list[set[int]] = [set() for _ in range(problem.num_ops)]

@@ -1,4 +1,4 @@
-"""The priority order is what a list schedule starts, and it counts where it is better than the program order."""
+"""The priority order is that of a list schedule, and it is used if it is better than the program order."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ class ListSchedule:
         self.path = self.remaining_paths()
 
     def copy_seconds(self, t: int, here: int) -> float:
-        """How long a tensor is on its way."""
+        """How long copying a tensor takes."""
         there = self.home[t]
         return float(self.latency[there][here] + self.nbytes[t] / self.bandwidth[there][here])
 
@@ -181,7 +181,7 @@ def test_tensors_made_at_one_moment_use_a_channel_by_device_then_by_number() -> 
 
 
 def test_ops_that_take_no_time() -> None:
-    """A chain of three that take no time on two devices without latency, beside one of 1 s: all start at 0."""
+    """A chain of three that take no time on two devices without latency, and another op of 1 s: all start at 0."""
     rows = [takes(1, 0), takes(0, 0, [], [0]), takes(0, 1, [0], [1]), takes(0, 0, [1])]
     cluster = gpus(2)
     cluster["default_link"]["latency_seconds"] = 0

@@ -24,7 +24,7 @@ def ints(*values: int) -> Ints:
 
 
 def random_schedule(drawn: tuple[Step, np.random.Generator]) -> tuple[Step, Schedule]:
-    """A step's schedule for a random placement, in a random order or in the one that counts."""
+    """A step's schedule for a random placement, in a random order or in the simulator's own."""
     step, rng = drawn
     placement = random_placements(step.problem, rng, 1)[0]
     order = random_order(step.problem, rng) if rng.random() < 0.5 else None
@@ -98,7 +98,7 @@ def test_waits_by_hand() -> None:
 
     a is launched at 1: it waits for the host, 1 to 6. b is launched at 2, waits for its device and does nothing. The
     copy for c is launched at 3, waits for its maker, 6 to 8; c 8 to 9. The copy for d waits for the channel, 8 to 11; d
-    waits for the copy, 11 to 12. e on gpu:2 must stay behind d: 12 to 13.
+    waits for the copy, 11 to 12. e on gpu:2 must come after d: 12 to 13.
     """
     rows = [takes(5, 0, [], [0, 1]), takes(0, 0), takes(1, 1, [0]), takes(1, 1, [1]), takes(1, 2, after=[3])]
     step = Step.of(graph_data([tensor("t", 1), tensor("u", 2)], rows), gpus(3, dispatch=1))
@@ -124,7 +124,7 @@ def test_waits_by_hand() -> None:
 
 
 def test_of_things_that_end_at_one_moment_the_device_counts_first() -> None:
-    """gpu:1 is free at 4 (x), t arrives at 1 + 1 + 2 = 4 and y, which it must stay behind, ends at 4: the device."""
+    """gpu:1 is free at 4 (x), t arrives at 1 + 1 + 2 = 4 and y, which it must come after, ends at 4: the device."""
     rows = [takes(1, 0, [], [0]), takes(4, 1), takes(4, 2), takes(1, 1, [0], after=[2])]
     step = Step.of(graph_data([tensor("t", 2)], rows), gpus(3))
     schedule = Simulator(step.problem, "program").schedule(ints(0, 1, 2))
@@ -257,7 +257,7 @@ def test_memory_over_the_launches_against_plain_python(drawn: tuple[Step, np.ran
 
 
 def home_of(step: Step, placement: Ints, t: int) -> int:
-    """The device that a tensor comes into being on."""
+    """The device that a tensor is on first."""
     graph, merged = step.problem.graph, step.problem.merged
     maker = graph.producer[t]
     if maker < 0 and graph.tensors.home[t] >= 0:

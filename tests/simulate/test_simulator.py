@@ -69,7 +69,7 @@ def test_equal_to_the_reference(drawn: tuple[Step, np.random.Generator], is_orde
 
 
 def test_the_random_steps_have_what_they_should() -> None:
-    """Of 500 steps, at least 20 have each of the things that a pass treats apart."""
+    """Of 500 steps, at least 20 have each of the features that the kernels treat separately."""
     counts: Counter[str] = Counter()
     for seed in range(500):
         step, rng = random_step(seed, seed % 13, 1 + seed % 4, 60, ("colocated", "coarse:3")[seed % 2])
@@ -81,7 +81,7 @@ def test_the_random_steps_have_what_they_should() -> None:
 
 
 def features(step: Step, placement: Ints) -> dict[str, bool]:
-    """Whether a step, placed like this, has each of the things that a pass treats apart."""
+    """Whether a step with this placement has each of the features that the kernels treat separately."""
     tensors, ops, problem, result = step.graph["tensors"], step.graph["ops"], step.problem, step.reference(placement)
     written = {t for row in ops for t in row["writes"]}
     read = {t for row in ops for t in row["reads"]}
@@ -117,7 +117,7 @@ def features(step: Step, placement: Ints) -> dict[str, bool]:
 @settings(max_examples=200)
 @given(graph_rows(max_ops=8), st.integers(0, 2**32 - 1))
 def test_equal_to_the_reference_with_any_numbers(rows: dict[str, Any], seed: int) -> None:
-    """Sizes up to 2**40 bytes and times up to 1e18 s, beside 1e-9 s."""
+    """Sizes up to 2**40 bytes and times from 1e-9 s up to 1e18 s."""
     for row in rows["ops"]:
         row.pop("devices", None)
     rng = np.random.default_rng(seed)
@@ -235,7 +235,7 @@ def test_dispatch() -> None:
 
 
 def test_after() -> None:
-    """b reads nothing of a's, but must stay behind it: it starts when a ends, at 3, on another device too."""
+    """b reads nothing from a, but must come after it: it starts when a ends, at 3, on another device too."""
     assert spans(by_hand([takes(3, 0), takes(1, 1, after=[0])], [], [0, 1], gpus(2))) == [(0, 3), (3, 4)]
 
 
@@ -261,7 +261,7 @@ def test_an_update_in_place() -> None:
 
 
 def test_a_view_keeps_the_memory_of_what_it_shows() -> None:
-    """a makes 4 bytes, b a view of them; c, which makes 1, reads the view, so the 4 bytes live until then: 5 at most."""
+    """a makes 4 bytes, b a view of them; c, which makes 1, reads the view, so the 4 bytes are kept until then: 5 at most."""
     tensors = [tensor("t", 4), tensor("view", 4, alias_of=0), tensor("u", 1), tensor("v", 2)]
     rows = [takes(1, 0, [], [0]), takes(0, 0, [0], [1]), takes(1, 0, [1], [2]), takes(1, 0, [2], [3])]
     step = Step.of(graph_data(tensors, rows), gpus(1))
@@ -271,8 +271,8 @@ def test_a_view_keeps_the_memory_of_what_it_shows() -> None:
     assert schedule.peak_bytes.tolist() == [5]
 
 
-def test_memory_is_given_back_behind_the_last_use() -> None:
-    """A chain of three that make 4 bytes each: two at once at most. A copy lives from its launch to its last reader."""
+def test_memory_is_given_back_after_the_last_use() -> None:
+    """A chain of three that make 4 bytes each: two at once at most. A copy is kept from its launch to its last reader."""
     rows = [takes(1, 0, [], [0]), takes(1, 0, [0], [1]), takes(1, 0, [1], [2])]
     schedule = by_hand(rows, [4, 4, 4], [0], gpus(1))
     assert schedule.memory[:, 0].tolist() == [4, 8, 8]
@@ -289,7 +289,7 @@ def test_an_output_is_kept() -> None:
 
 
 def test_a_priority_order_beats_the_program_order() -> None:
-    """a (4 s) stands before b (1 s) on device 0; c (5 s) on device 1 reads b's 1 byte, 2 s away.
+    """a (4 s) comes before b (1 s) on device 0; c (5 s) on device 1 reads b's 1 byte, 2 s away.
 
     Program: a 0 to 4, b 4 to 5, copy 5 to 7, c 7 to 12. b's remaining path is 1 + 2 + 5 = 8, a's is 4. Priority: b 0 to 1,
     a 1 to 5, copy 1 to 3, c 3 to 8.

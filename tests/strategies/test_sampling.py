@@ -50,7 +50,7 @@ def test_drawn_and_changed_placements_are_allowed(case: tuple[Step, np.random.Ge
         assert ((changed != drawn).sum(axis=1) == 1).all()
 
 
-def test_devices_are_drawn_evenly() -> None:
+def test_devices_are_drawn_uniformly() -> None:
     """600 draws of 3 devices: each 200 times, give or take 4 standard deviations of 11.5."""
     drawn = Choices.of(two_chains(2, 3)).draw(np.random.default_rng(1), 600)
     for group in range(2):
@@ -125,7 +125,7 @@ def test_annealing_of_a_problem_without_any_cost_goes_on() -> None:
     assert len(proposals.send(judged(0.0)).placements) == 1
 
 
-def test_children_have_a_stretch_of_one_parent_and_the_rest_of_the_other() -> None:
+def test_children_have_a_range_of_one_parent_and_the_rest_of_the_other() -> None:
     """Parents are all on GPU 0 or all on GPU 1, so a child changes its device at most twice along the groups."""
     strategy = Genetic(population=2, mutations=0)
     proposals, first = started(strategy, two_chains(12))

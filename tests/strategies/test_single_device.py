@@ -61,7 +61,7 @@ def test_round_robin_deals_groups_in_turn() -> None:
         make("round-robin", {"devices": "some"})
 
 
-def test_settle_prefers_the_cpu_and_then_the_first_device() -> None:
+def test_groups_move_to_the_cpu_and_else_to_the_first_device() -> None:
     """d0 is a TPU, d1 a GPU, d2 a CPU. A group for GPUs and CPUs that is wanted on d0 is on d2; one for GPUs is on d1."""
     problem = step_of(("tpu", "gpu", "cpu"), "", "gpu", "cpu")
     allowed = np.array([[False, True, True], [False, True, False], [False, False, True]])

@@ -1,4 +1,4 @@
-"""What every strategy of the table must do; a new one gets these tests by being in the table."""
+"""What every strategy must do; a new one gets these tests by being in STRATEGIES."""
 
 import dataclasses
 import inspect
@@ -89,7 +89,7 @@ def problem() -> Problem:
 
 @pytest.fixture(scope="module")
 def findings(problem: Problem) -> dict[str, Any]:
-    """What each strategy finds in this process, filled as it is asked for."""
+    """What each strategy finds in this process, computed on demand."""
     simulator = Simulator(problem)
 
     class Findings(dict[str, Any]):
@@ -120,7 +120,7 @@ def pool(request: pytest.FixtureRequest, problem: Problem) -> Iterator[Evaluator
 
 
 def check_proposal(problem: Problem, proposal: Proposal) -> None:
-    """Asserts that all placements and orders are ones of the problem, and that the notes can be written down."""
+    """Asserts that all placements and orders are valid, and that the notes can be written as JSON."""
     assert isinstance(proposal, Proposal)
     assert len(proposal.placements) >= 1
     problem.check_placements(proposal.placements)
@@ -272,7 +272,7 @@ def test_the_search_begins_as_it_always_did(name: str, findings: dict[str, Any])
 
 
 def test_golden_histories_are_those_of_the_table() -> None:
-    assert list(json.loads(HISTORIES.read_text(encoding="utf-8"))) == NAMES, "python tests/bless.py writes them anew"
+    assert list(json.loads(HISTORIES.read_text(encoding="utf-8"))) == NAMES, "python tests/bless.py writes them again"
 
 
 def test_names_of_the_table() -> None:

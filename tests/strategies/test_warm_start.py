@@ -1,4 +1,4 @@
-"""Warm starts and blocks: what a learned strategy begins with, and what one decision of it places."""
+"""Warm starts and blocks: what a learned strategy begins with, and what one of its decisions places."""
 
 from pathlib import Path
 from typing import Any

@@ -44,8 +44,8 @@ def pace(trials: int = 300, heat: float = 0.01, kinds: list[int] | None = None) 
 
 @given(SEEDS)
 @settings(max_examples=60, deadline=None)
-def test_a_walk_says_what_the_simulator_says_of_what_it_finds(seed: int) -> None:
-    """Trials that begin in the middle and end early must not change what is true: the walk's own seconds are not kept."""
+def test_a_walk_finds_what_the_simulator_confirms(seed: int) -> None:
+    """Trials that begin in the middle and end early must not distort the result."""
     model, candidate, rng = random_candidate(seed)
     chains = Chains(model, rng.integers(1, 2**63, 1))
     found = chains.walk(0, candidate, pace())
@@ -83,7 +83,7 @@ def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     placement, order = walker.best.astype(np.int64), walker.best_order.astype(np.int64)
     whole = model(placement[None], order[None])
     assert (whole.step_seconds[0], whole.overflow_bytes[0]) == (seconds, overflow)
-    # where the walk is at the end, which it need not tell, is as true
+    # where the walk ends, which it does not return, is right too
     at = model(walker.work.devices.astype(np.int64)[None], walker.order.astype(np.int64)[None])
     assert walker.trail.ends.max(initial=0.0) == at.step_seconds[0]
 
@@ -223,7 +223,7 @@ def test_the_population_gets_better_and_ends() -> None:
 
 
 class Machine:
-    """Stands in for real devices: a simulator whose matmuls and copies take longer than the model thinks."""
+    """Replaces real devices: a simulator whose matmuls and copies take longer than in the model."""
 
     def __init__(self, problem: Problem, factors: dict[str, float], copy: float) -> None:
         slower = np.array([factors.get(kind, 1.0) for kind in problem.graph.ops.kinds])

@@ -1,4 +1,4 @@
-"""m-TOPO, m-ETF and m-SCT: examples by hand, memory, and the model beside the simulator."""
+"""m-TOPO, m-ETF and m-SCT: examples by hand, memory, and the model compared with the simulator."""
 
 from typing import Any
 

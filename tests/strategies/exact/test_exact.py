@@ -1,4 +1,4 @@
-"""The exact strategy against trying everything, and what it says of itself."""
+"""The exact strategy against trying everything, and its notes."""
 
 import sys
 from typing import Any
@@ -68,7 +68,7 @@ def test_bounds_do_not_exceed_the_optimum_of_larger_steps(seed: int) -> None:
 
 
 def test_a_copy_waits_for_those_that_are_launched_before_it() -> None:
-    """Prefetching is bound to the launch order: op 2 needs op 1's result, so its copies come behind op 1's on the channel.
+    """Prefetching is bound to the launch order: op 2 needs op 1's result, so its copies come after op 1's on the channel.
 
     gpu:1 alone can run ops 1 and 2. Tensor a (7 bytes, resident on gpu:0, read by op 2) takes 1 + 7 s, tensor b (0 bytes,
     made by op 0 after 7 s on gpu:0, read by op 1) takes 1 s. If a could go first, op 1 would run at 9 s and op 2 at 10 s.

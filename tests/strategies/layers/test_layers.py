@@ -389,7 +389,7 @@ class Stack(nn.Module):
 
 
 class Scaled(nn.Module):
-    """A parameter of the outermost module, and a part with a parameter of its own beside its children."""
+    """A parameter of the outermost module, and a part with its own parameter besides its children."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,5 @@
 """ColocRL: what it reads, how its controllers share a network, and what it finds."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -20,13 +19,6 @@ from placewise.strategies.blocks import Blocks
 from placewise.strategies.learned import training
 from placewise.strategies.learned.colocrl import ColocRL, Controllers, read_blocks
 from placewise.strategies.learned.maths import initial_probabilities
-
-
-@pytest.fixture(autouse=True)
-def small_sums_on_one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, much faster on a busy machine."""
-    with training.one_thread():
-        yield
 
 
 @pytest.mark.parametrize("seed", range(20))

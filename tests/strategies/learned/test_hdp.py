@@ -1,7 +1,6 @@
 """HDP: what its networks read, its equation, its two kinds of draws, its ablations, and a graph of 80,000 ops."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,6 @@ from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.learned import training
 from placewise.strategies.learned.hdp import MOST_UNGROUPED, Hdp, Hierarchy, Units, split_by_device
-
-
-@pytest.fixture(autouse=True)
-def small_sums_on_one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, much faster on a busy machine."""
-    with training.one_thread():
-        yield
 
 
 def five_ops() -> Problem:
@@ -185,7 +177,7 @@ def test_a_search_in_which_nothing_teaches_goes_on() -> None:
     assert (notes["baseline"], notes["loss"]) == (2, 0)
 
 
-def test_groups_of_units_that_share_no_device_are_settled() -> None:
+def test_units_of_a_group_that_share_no_device_go_where_they_can() -> None:
     """One op can run on the CPU alone, another on the GPU alone: a group of both is on either, each of them where it can."""
     problem = Problem.of(wired([], 3, devices=[["cpu"], ["gpu"], ["cpu", "gpu"]]), mixed_cluster())
     learner = hierarchy(problem, groups=1)
@@ -215,14 +207,14 @@ def test_no_grouping_refuses_a_large_graph() -> None:
         next(Hdp(grouping="none").search(problem, np.random.default_rng(0)))
 
 
-def test_stretches_of_a_known_placement() -> None:
+def test_a_known_placement_is_split_by_device() -> None:
     """Units 0, 2, 3 are on device 0, the others on 1: in that order, two to a group."""
     assert split_by_device(np.array([0, 1, 0, 0, 1, 1]), 3).tolist() == [0, 1, 0, 1, 2, 2]
     assert split_by_device(np.array([1, 0]), 2).tolist() == [1, 0]
 
 
 def test_a_warm_start_is_where_the_samples_begin() -> None:
-    """Units of a group agree on their device but for few groups, so nearly all samples are the start's devices."""
+    """In nearly all groups the units agree on their device, so nearly all samples have the start's devices."""
     problem = captured_problem()
     known = np.where(problem.allowed[:, 0] & (np.arange(problem.num_groups) < 100), 0, problem.allowed.argmax(axis=1))
     learner = hierarchy(problem, known, confidence=0.99, groups=32)

@@ -1,7 +1,5 @@
 """The sequence-to-sequence network, and what all strategies with a network share."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -10,13 +8,6 @@ from builders import graph_of, op, tensor
 from placewise.core.errors import StrategyError
 from placewise.strategies.learned import features, training
 from placewise.strategies.learned.networks import Prior, Seq2Seq
-
-
-@pytest.fixture(autouse=True)
-def small_sums_on_one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, much faster on a busy machine."""
-    with training.one_thread():
-        yield
 
 
 def network(seed: int, **settings: object) -> Seq2Seq:

@@ -120,7 +120,7 @@ def test_post_does_as_algorithm_1_says() -> None:
 
 
 def test_the_policy_gradient_takes_the_step_of_reinforce() -> None:
-    """From even probabilities the logits after one update are (1/K) sum A (1{d = j} - 1/3)."""
+    """From uniform probabilities the logits after one update are (1/K) sum A (1{d = j} - 1/3)."""
     batches, notes = drawn_devices("policy-gradient", 1, {"advantage": "raw", "rate": "0.5"})
     seconds = 1.0 + (batches[0] == 0).sum(axis=1)
     gained = seconds.mean() - seconds  # the baseline of the first batch is its mean
@@ -165,7 +165,7 @@ def test_times_that_are_not_finite_end_the_search_with_an_error(name: str) -> No
 
 @pytest.mark.parametrize(("name", "settings", "spent"), [("post", {"evaluations": "600"}, 612), ("ppo", {}, 12)])
 def test_a_search_ends_when_there_is_nothing_more_to_draw(name: str, settings: dict[str, str], spent: int) -> None:
-    """A rate of 1e12 saturates the table in one step; Post mixes up to 600. Then its placement is said once more."""
+    """A rate of 1e12 saturates the table in one step; Post mixes up to 600. Then it proposes its placement once more."""
     problem = two_chains(4, 2)
     strategy = make(name, {"rate": "1e12", **settings})
     outcome = search(problem, strategy, Simulator(problem, threads=1), budget=Budget(BUDGET), seed=0)

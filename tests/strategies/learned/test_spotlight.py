@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -20,17 +19,9 @@ from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks
-from placewise.strategies.learned import training
 from placewise.strategies.learned.environment import Placing
 from placewise.strategies.learned.maths import initial_probabilities
 from placewise.strategies.learned.spotlight import Spotlight, Stages, Trials, ascend, proximal_objective
-
-
-@pytest.fixture(autouse=True)
-def small_sums_on_one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, much faster on a busy machine."""
-    with training.one_thread():
-        yield
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -85,9 +76,9 @@ def test_each_update_improves_its_lower_bound(seed: int) -> None:
 
     With N stages, rewards R within a range r, and advantages A of the old policy q, the expected reward of a new one q' is
         eta(q') >= eta(q) + sum_n E_q[A of q' at stage n] - C max_s KL(q ‖ q'),   C = r N (N - 1) / 2,
-    for the states of stage n differ by at most n TV, the advantages there by at most 2 TV r, and TV² <= KL / 2. The mean of
-    ratio · R over the stages is eta(q) + 1/N of that sum. The bound at q' = q is eta(q), so an update that raises it raises
-    the expected reward, too.
+    because the states of stage n differ by at most n TV, the advantages there by at most 2 TV r, and TV² <= KL / 2. The mean
+    of ratio · R over the stages is eta(q) + 1/N of that sum. The bound at q' = q is eta(q), so an update that raises the
+    bound raises the expected reward too.
     """
     small = enumerable(seed)
     num_blocks, num_devices = small.problem.allowed.shape

@@ -172,7 +172,7 @@ def test_cpop_leaves_what_cannot_run_with_the_path() -> None:
 
 
 def test_tensors_between_two_ops_are_one_edge() -> None:
-    """a writes 3 and 4 bytes, b reads both and the first one twice; c of b's group reads b; d only stays behind a."""
+    """a writes 3 and 4 bytes, b reads both and the first one twice; c of b's group reads b; d only comes after a."""
     rows = [
         op("a", 0, writes=[0, 1]), op("b", 1, [0, 1, 0], [2]), op("c", 1, [2]), op("d", 2, after=[0]),
     ]  # fmt: skip
