@@ -28,7 +28,7 @@ from placewise.run.backends.protocol import Prepared
 from placewise.run.devices import RealDevice
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import Slots
+from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
 from placewise.run.storage_copies import clone_storage, copy_storage_over, copy_storage_to
@@ -37,7 +37,7 @@ Entry = tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]  # function, a
 
 
 def stand_in_devices(cluster: Cluster, from_host: tuple[bool, ...]) -> tuple[RealDevice, ...]:
-    """Returns this machine's pieces, of which some are taken for GPUs."""
+    """Returns the real devices of a cluster of CPUs, of which some are taken for GPUs."""
     return tuple(
         replace(device, kind="gpu", launches_from_host=True, threads=0) if is_launched else device
         for device, is_launched in zip(one_thread_each(cluster), from_host, strict=True)
@@ -50,7 +50,9 @@ def placed_at_random(step: CapturedStep, seed: int, from_host: tuple[bool, ...])
     problem = Problem.of(step.graph, cluster)
     placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
     devices = stand_in_devices(cluster, from_host)
-    return PlacedStep(Slots.of(step), lower(problem, placement, order), tensor_devices(problem, placement), devices)
+    return PlacedStep(
+        ResolvedProgram.of(step), lower(problem, placement, order), tensor_devices(problem, placement), devices
+    )
 
 
 class InstantStreams:
@@ -247,5 +249,5 @@ class StandInAccelerator:
     def open_streams(self, devices: Sequence[RealDevice]) -> InstantStreams:
         return InstantStreams([device.launches_from_host for device in devices])
 
-    def graph_recorder(self, devices: Sequence[RealDevice]) -> Callable[[], Tapes]:
+    def recorder_factory(self, devices: Sequence[RealDevice]) -> Callable[[], Tapes]:
         return Tapes

@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 
 __all__ = ["Cluster", "Graph", "PlacewiseError", "Plan", "Problem", "Simulator", "capture", "capture_inference", "place"]
 
-_HOMES = {  # public name -> its module, imported on first use: importing placewise loads nothing heavy
+_MODULES = {  # public name -> its module, imported on first use: importing placewise loads nothing heavy
     "Cluster": "placewise.core.cluster",
     "Graph": "placewise.core.graph",
     "PlacewiseError": "placewise.core.errors",
@@ -32,9 +32,9 @@ _HOMES = {  # public name -> its module, imported on first use: importing placew
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'placewise' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

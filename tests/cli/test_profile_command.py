@@ -135,9 +135,9 @@ def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixt
 def test_nothing_is_written_for_a_machine_that_is_not_here(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has GPUs")
-    assert "has 2 GPUs, this machine has 0" in refused(["profile", MLP, "--cluster", "2xK80", "-o", "p.json"], capsys)
+    assert "has 2 GPUs, this machine has none" in refused(["profile", MLP, "--cluster", "2xK80", "-o", "p.json"], capsys)
     for command in (["place"], ["compare", "--strategies", "expert"]):  # before the model, which there is none of
-        assert "this machine has 0" in refused([*command, "no-such-model", "--cluster", "2xK80", "--measure"], capsys)
+        assert "this machine has none" in refused([*command, "no-such-model", "--cluster", "2xK80", "--measure"], capsys)
     assert not Path("p.json").exists()
 
 

@@ -1,4 +1,4 @@
-"""Which piece of this machine a cluster's devices are."""
+"""Which real devices a cluster's devices are mapped to."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_gpus_are_taken_in_the_clusters_order() -> None:
 
 
 def test_slices_come_before_the_next_gpu() -> None:
-    """cuda:0 in three pieces, then cuda:1 whole."""
+    """cuda:0 in three slices, then cuda:1 whole."""
     devices = real_devices(cluster(**{f"gpu_{i}": "gpu" for i in range(4)}), {"cuda:0": 3})
     assert [(device.torch_device, device.slice) for device in devices] == [
         ("cuda:0", (0, 3)), ("cuda:0", (1, 3)), ("cuda:0", (2, 3)), ("cuda:1", None)
@@ -65,7 +65,11 @@ def test_slices_come_before_the_next_gpu() -> None:
 @pytest.mark.parametrize(
     ("kinds", "virtual", "rule"),
     [
-        ({"a": "gpu", "b": "gpu", "c": "gpu"}, {}, "has 3 GPUs, this machine has 2: .*--virtual"),
+        (
+            {"a": "gpu", "b": "gpu", "c": "gpu"},
+            {},
+            "^cluster 'test' has 3 GPUs, this machine has 2: .*placewise detect.*virtual",
+        ),
         ({"a": "gpu"}, {"cuda:2": 2}, "there is no 'cuda:2'; this machine has cuda:0, cuda:1"),
         ({"a": "gpu"}, {"cuda:0": 0}, "cuda:0 must be cut into at least 1 slice, got 0"),
         ({"a": "tpu"}, {}, "device 'a' is of kind 'tpu', only gpu and cpu can be run"),

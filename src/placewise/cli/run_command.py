@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
     found = _measure(options, train_step, predicted, step)
     if options.trace:
         write_trace(found.schedule, options.trace, is_measured=True)
-    result = _result(found, predicted, any(device.launches_from_host for device in devices), train_step.num_graphed_ops)
+    result = _result(found, predicted, any(device.launches_from_host for device in devices), train_step.num_recorded_ops)
     if options.json:
         print_json(result)
     else:

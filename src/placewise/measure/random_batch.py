@@ -10,7 +10,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.measure.ops import NUM_INDEXED, op_calls
 from placewise.models import load_step
 from placewise.run.backends.cpu_memory import keep_freed_memory
-from placewise.run.lower.slots import Slots, slots_of
+from placewise.run.lower.resolved_program import ResolvedProgram, slots_of
 from placewise.run.step.batches import batch_tensors
 
 MIN_CHOICES = 2  # every model has at least this many classes or words
@@ -47,7 +47,7 @@ def _draw_like(like: Tensor, num_choices: int, generator: torch.Generator) -> Te
 
 def _num_choices(step: CapturedStep) -> dict[str, int]:
     """Returns how many entries the integers of an input choose from, by its path in the batch; none if no op looks up."""
-    values = Slots.of(step)
+    values = ResolvedProgram.of(step)
     names = {resident.tensor: resident.name for resident in step.program.residents if resident.kind == "input"}
     found: dict[str, int] = {}
     calls = op_calls(step.program, len(step.graph.ops))

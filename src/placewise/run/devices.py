@@ -1,4 +1,4 @@
-"""Which piece of this machine each device of a cluster is."""
+"""Maps a cluster's devices to real ones: GPUs, slices of GPUs, CPU cores."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ SLICED_KIND = "gpu"  # the devices that `virtual` can cut into slices
 
 @dataclass(frozen=True)
 class RealDevice:
-    """One device of a cluster as a piece of this machine: an accelerator, a slice of one, or some cores of the host."""
+    """The real device for one device of a cluster: an accelerator, a slice of one, or some cores of the host."""
 
     name: str  # in the cluster
     kind: str  # in the cluster, and of its backend
@@ -35,7 +35,7 @@ class RealDevice:
 
 
 def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
-    """Returns the piece of this machine that each device of a cluster is, in the cluster's order.
+    """Returns the real device for each device of a cluster, in the cluster's order.
 
     Each backend decides for the devices of its kind (`Backend.claim`). `virtual` has the number of slices that a GPU is cut
     into, by PyTorch's name for the GPU.
@@ -51,8 +51,8 @@ def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> 
         devices = [device for device in cluster.devices if device.kind == kind]
         slices = dict(virtual or {}) if kind == SLICED_KIND else {}
         if devices or slices:
-            pieces = backend_of(kind).claim(devices, cluster.name, slices, tuple(claimed.values()))
-            claimed |= {piece.name: piece for piece in pieces}
+            found = backend_of(kind).claim(devices, cluster.name, slices, tuple(claimed.values()))
+            claimed |= {device.name: device for device in found}
     return tuple(claimed[device.name] for device in cluster.devices)
 
 

@@ -23,12 +23,12 @@ from placewise.measure.random_batch import random_batch
 from placewise.measure.steps import measure_steps
 from placewise.run.backends.cuda import CudaStreams
 from placewise.run.backends.cuda_graphs import CudaGraphs
-from placewise.run.codegen import graph_segments
+from placewise.run.codegen import recorded_segments
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import Slots
+from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
 from placewise.simulate.simulator import Simulator
@@ -86,7 +86,7 @@ def on_plain_streams(step: CapturedStep, problem: Problem, placement: Ints, cuda
         RealDevice(device.name, "gpu", "cuda:0", launches_from_host=True, slice=(i, problem.num_devices))
         for i, device in enumerate(problem.cluster.devices)
     )
-    placed = PlacedStep(Slots.of(step), lower(problem, placement), tensor_devices(problem, placement), devices)
+    placed = PlacedStep(ResolvedProgram.of(step), lower(problem, placement), tensor_devices(problem, placement), devices)
     streams = {device.name: torch.cuda.Stream("cuda:0") for device in devices}  # type: ignore[no-untyped-call]
     graphs = partial(CudaGraphs, devices) if cuda_graphs else None
     return TrainStep(step, placed, CudaStreams(devices, lambda device: streams[device.name]), graphs)
@@ -125,7 +125,7 @@ def test_one_gpu_trains_as_the_cpu_does() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_four_streams_give_the_bits_of_one(seed: int, cuda_graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random placements of large tensors: memory that is reused too early, or a missing wait, changes bits."""
-    monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)  # a random placement has only short ones
+    monkeypatch.setattr(recorded_segments, "FEWEST_OPS", 2)  # a random placement has only short ones
     results = []
     for number in (1, 4):
         step = captured(width=1024, rows=2048)
@@ -135,7 +135,7 @@ def test_four_streams_give_the_bits_of_one(seed: int, cuda_graphs: bool, monkeyp
         results.append((losses, values_of(step)))
         if number == 4:
             assert sum(isinstance(s, CopyTensor) for s in train_step.placed.instructions.sequence) > 50
-            assert (train_step.num_graphed_ops > 10) == cuda_graphs
+            assert (train_step.num_recorded_ops > 10) == cuda_graphs
     assert results[0][0] == results[1][0]
     assert all(torch.equal(value, results[1][1][name]) for name, value in results[0][1].items())
 
@@ -210,7 +210,7 @@ def test_the_zoo_with_cuda_graphs(name: str, slices: int) -> None:
         train_step = compile_placement(problem, chosen, None, step, devices, cuda_graphs)
         torch.cuda.manual_seed(0)
         losses.append([float(train_step(random_batch(step, seed))) for seed in range(7)])
-        share = train_step.num_graphed_ops / problem.num_ops
+        share = train_step.num_recorded_ops / problem.num_ops
         print(f"{name} in {slices}: {share:.0%} of {problem.num_ops} ops in graphs")
         assert share > (0.3 if slices == 1 else 0.02) if cuda_graphs else share == 0
     print(losses)

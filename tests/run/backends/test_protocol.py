@@ -20,7 +20,7 @@ from placewise.run import backends
 from placewise.run.backends.cpu_threads import CpuThreads
 from placewise.run.backends.cuda import Cuda
 from placewise.run.backends.protocol import Backend, StreamBackend
-from placewise.run.codegen import graph_segments
+from placewise.run.codegen import recorded_segments
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.step.compiling import compile_placement
 
@@ -35,7 +35,7 @@ def new_kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     known = dict(backends.BACKENDS)
     backends.BACKENDS.clear()
     backends.BACKENDS.update({"stand-in": "stand_in_accelerator:StandInAccelerator", **known})
-    monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)
+    monkeypatch.setattr(recorded_segments, "FEWEST_OPS", 2)
     yield "stand-in"
     backends.BACKENDS.clear()
     backends.BACKENDS.update(known)
@@ -62,7 +62,7 @@ def test_a_new_kind_of_device_trains_next_to_cpu_threads(new_kind: str, records_
     eager = capture_with_mse(twin, twin_optimizer, batch).step
     for _ in range(5):
         assert torch.equal(train_step(batch), eager_step(eager)[0])
-    assert (train_step.num_graphed_ops > 0) == records_graphs
+    assert (train_step.num_recorded_ops > 0) == records_graphs
     assert train_step.allocated_bytes() == {"cpu:0": 7, "cpu:2": 7}
     train_step.close()
 

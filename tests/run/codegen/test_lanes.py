@@ -21,7 +21,7 @@ from placewise.run.codegen import lanes
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import Slots
+from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step import train_step as train_steps
 from placewise.run.step.train_step import TrainStep
 from placewise.simulate.simulator import Simulator
@@ -46,7 +46,7 @@ def test_the_memory_of_a_traced_step_is_the_simulators() -> None:
     problem = Problem.of(captured.graph, cpu_cluster(3))
     placement, order = random_placements(problem, np.random.default_rng(0), 1)[0], np.arange(problem.num_ops)
     devices = stand_in_devices(problem.cluster, (True, True, False))
-    placed = PlacedStep(Slots.of(captured), lower(problem, placement), tensor_devices(problem, placement), devices)
+    placed = PlacedStep(ResolvedProgram.of(captured), lower(problem, placement), tensor_devices(problem, placement), devices)
     trace = TrainStep(captured, placed, InstantStreams([True, True, False])).trace(batch)
     predicted = Simulator(problem, "program").schedule(placement, order)
     assert len({(s.source < 2, s.target < 2) for s in placed.instructions.sequence if isinstance(s, CopyTensor)}) == 3
@@ -64,7 +64,9 @@ def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch)
     problem = Problem.of(captured.graph, cpu_cluster(1))
     devices = stand_in_devices(problem.cluster, (True,))
     everything = np.zeros(problem.num_groups, np.int64)
-    placed = PlacedStep(Slots.of(captured), lower(problem, everything), tensor_devices(problem, everything), devices)
+    placed = PlacedStep(
+        ResolvedProgram.of(captured), lower(problem, everything), tensor_devices(problem, everything), devices
+    )
     streams, seconds, pauses = InstantStreams([True]), [0.0], []
 
     def rest() -> None:

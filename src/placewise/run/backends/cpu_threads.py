@@ -166,6 +166,11 @@ class LaneThreads:
             for lane, device in devices.items():
                 self.threads[lane] = LaneThread(device, cancellation)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the threads have ended."""
+        return not self.close.alive
+
     def run(self, jobs: Mapping[int, Job], host: Job | None = None) -> None:
         """Runs a job for each lane, and one on the calling thread; raises the first failure when all have ended.
 

@@ -23,7 +23,7 @@ from placewise.machines.hardware_queues import request_hardware_queues
 from placewise.run.backends.cpu_memory import give_back_memory
 from placewise.run.backends.cuda_graphs import CudaGraphs
 from placewise.run.backends.green_contexts import slice_streams
-from placewise.run.backends.protocol import Graphs, Prepared
+from placewise.run.backends.protocol import LaunchRecorder, Prepared
 from placewise.run.devices import RealDevice
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
@@ -52,18 +52,21 @@ class Cuda:
                 raise ExecutionError(f"virtual devices: there is no {name!r}; this machine has {there}")
             if count < 1:
                 raise ExecutionError(f"virtual devices: {name} must be cut into at least 1 slice, got {count}")
-        pieces: list[tuple[str, tuple[int, int] | None]] = []
+        found: list[tuple[str, tuple[int, int] | None]] = []  # a GPU, and which of its slices
         for name in known:
             count = slices.get(name, 0)
-            pieces += [(name, (i, count)) for i in range(count)] if count else [(name, None)]
-        if len(devices) > len(pieces):
+            found += [(name, (i, count)) for i in range(count)] if count else [(name, None)]
+        if len(devices) > len(found):
+            wanted = f"cluster {cluster_name!r} has {len(devices)} GPU{'s' if len(devices) > 1 else ''}"
+            if not found:
+                raise ExecutionError(f"{wanted}, this machine has none: `placewise detect` describes this machine")
             raise ExecutionError(
-                f"cluster {cluster_name!r}: has {len(devices)} GPUs, this machine has {len(pieces)}: describe this machine "
-                "with placewise detect, or cut a GPU into virtual devices (--virtual cuda:0=4)"
+                f"{wanted}, this machine has {len(found)}: describe it with `placewise detect`, or split a GPU into several "
+                "devices (virtual, as in cuda:0=4)"
             )
         return [
-            RealDevice(device.name, device.kind, name, launches_from_host=True, slice=piece)
-            for device, (name, piece) in zip(devices, pieces, strict=False)
+            RealDevice(device.name, device.kind, name, launches_from_host=True, slice=part)
+            for device, (name, part) in zip(devices, found, strict=False)
         ]
 
     def reset_peaks(self, devices: Sequence[RealDevice]) -> None:
@@ -84,7 +87,7 @@ class Cuda:
         """Returns the streams of one compiled step."""
         return CudaStreams(devices)
 
-    def graph_recorder(self, devices: Sequence[RealDevice]) -> Callable[[], Graphs]:
+    def recorder_factory(self, devices: Sequence[RealDevice]) -> Callable[[], LaunchRecorder]:
         """Returns what makes the CUDA graphs of a recording."""
         return partial(CudaGraphs, devices)
 

@@ -22,7 +22,7 @@ _Pool = Any  # PyTorch's handle of a memory pool
 
 
 class CudaGraphs:
-    """The graphs of one recording of a step, by segment (`Graphs` in protocol.py)."""
+    """The graphs of one recording of a step, by segment (`LaunchRecorder` in protocol.py)."""
 
     def __init__(self, devices: Sequence[RealDevice]) -> None:
         self._devices = devices

@@ -8,8 +8,8 @@ A step runs in *lanes*, straight-line functions that codegen/lanes.py writes. A 
   devices, in launch order, and does not wait for them: every device has a stream, every channel of copies has one, and
   streams wait for each other's events. Such a backend is a `StreamBackend`.
 
-The lanes call what `Streams` and `Graphs` prepare for them, so the rest of run/ does not know which accelerator it has. A
-new backend is one file here and one line in `BACKENDS`. One step can have devices with threads and those of one
+The lanes call what `Streams` and `LaunchRecorder` prepare for them, so the rest of run/ does not know which accelerator it
+has. A new backend is one file here and one line in `BACKENDS`. One step can have devices with threads and those of one
 StreamBackend.
 """
 
@@ -33,10 +33,10 @@ class Backend(Protocol):
     def claim(
         self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
-        """Returns the piece of this machine that each of these devices of a cluster is.
+        """Returns the real device for each of these devices of a cluster, in the cluster's order.
 
-        `slices` has the number of virtual devices that a piece is cut into, by PyTorch's name for it. `claimed` are the
-        pieces that other kinds of devices already have. An ExecutionError says what this machine lacks.
+        `slices` has the number of virtual devices that a real one is cut into, by PyTorch's name for it. `claimed` are the
+        real devices that other backends have claimed already. An ExecutionError says what this machine lacks.
         """
         ...
 
@@ -60,8 +60,8 @@ class StreamBackend(Backend, Protocol):
         """Returns the streams of one compiled step; `devices` are all of the step's, also those that have threads."""
         ...
 
-    def graph_recorder(self, devices: Sequence[RealDevice]) -> "Callable[[], Graphs] | None":
-        """Returns what makes the graphs of a recording; None if launches can't be recorded."""
+    def recorder_factory(self, devices: Sequence[RealDevice]) -> "Callable[[], LaunchRecorder] | None":
+        """Returns what makes the recorder of each recording; None if launches can't be recorded."""
         ...
 
 
@@ -118,8 +118,8 @@ class Streams(Protocol):
         ...
 
 
-class Graphs(Protocol):
-    """One recording of a step: segments of launches that are recorded once and replayed by one call each."""
+class LaunchRecorder(Protocol):
+    """Records a step's segments of launches once, and replays each by one call."""
 
     def begin(self, segment: int, device: int) -> Prepared:
         """Begins to record what is launched on a device's stream, which is the current one."""
@@ -138,5 +138,5 @@ class Graphs(Protocol):
         ...
 
     def reset(self) -> None:
-        """Gives back what the graphs hold; they can't be replayed any more."""
+        """Gives back what the recording holds; it can't be replayed any more."""
         ...

@@ -5,24 +5,24 @@ from typing import Any
 
 from placewise.graph_capture.program import Slot
 from placewise.run.codegen.source import Source
-from placewise.run.lower.slots import HOST_VALUE, Slots, slots_of, written_slots
+from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, slots_of, written_slots
 
 Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then
 
 
-class HostScalars:
-    """Which of the host's values each op reads.
+class HostArithmetic:
+    """The host's calls as one function, and which of its values each op reads.
 
     All of the host's calls run before the first launch. If one changes a tensor in place after an op has read it, that op
     gets a copy of the earlier value.
     """
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, resolved: ResolvedProgram) -> None:
+        self._resolved = resolved
         self.positions: dict[Key, int] = {}  # of a value in the list that the host's function returns
         self.reads: dict[int, dict[Slot, Key]] = {}  # op -> slot -> what it reads
         self._num_changes: dict[Slot, int] = {}
-        for call in slots.host_calls:
+        for call in resolved.host_calls:
             for slot in written_slots(call):
                 self._num_changes[slot] = self._num_changes.get(slot, 0) + 1
 
@@ -34,7 +34,7 @@ class HostScalars:
         source = Source("host", ("residents",))
         changed: dict[Slot, int] = {}
         known: set[Slot] = set()
-        host_calls = set(map(id, self._slots.host_calls))
+        host_calls = set(map(id, self._resolved.host_calls))
 
         def name_of(slot: Slot) -> str:
             if slot not in known:
@@ -43,7 +43,7 @@ class HostScalars:
             return f"h{slot:d}"
 
         snapshots: dict[Key, str] = {}
-        for call in self._slots.program.calls:
+        for call in self._resolved.program.calls:
             if id(call) in host_calls:
                 expression = source.call(call, name_of, "cpu")
                 source.assign(call, [f"h{slot:d}" for slot in call.results] or ["_"], expression)
@@ -51,7 +51,7 @@ class HostScalars:
                 for slot in written_slots(call):
                     changed[slot] = changed.get(slot, 0) + 1
             for slot in slots_of(call) if call.op >= 0 else ():
-                if self._slots.storages[slot] == HOST_VALUE:
+                if self._resolved.storages[slot] == HOST_VALUE:
                     key = (slot, changed.get(slot, 0))
                     self.reads.setdefault(call.op, {})[slot] = key
                     self.positions.setdefault(key, len(self.positions))
@@ -60,7 +60,7 @@ class HostScalars:
                         if key[1] < self._num_changes.get(slot, 0):
                             snapshots[key] = f"h{slot:d}_{key[1]}"
                             source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
-        updates = ", ".join(name_of(slot) for _, slot in self._slots.program.updates)
+        updates = ", ".join(name_of(slot) for _, slot in self._resolved.program.updates)
         source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
         return source.build()
 

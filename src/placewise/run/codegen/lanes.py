@@ -9,17 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
 from placewise.graph_capture.program import Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
-from placewise.run.codegen.host_arithmetic import HostScalars
+from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.source import Source
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import HOST_VALUE
+from placewise.run.lower.resolved_program import HOST_VALUE
 from placewise.run.lower.waits import Waits
 from placewise.run.storage_copies import clone_storage, same_view
 
@@ -40,6 +41,16 @@ class Lanes:
     mailbox_size: int
 
 
+class LaneSetup(NamedTuple):
+    """What all lanes of a step are written from: plain, traced and recorded ones."""
+
+    placed: PlacedStep
+    arithmetic: HostArithmetic
+    positions: dict[Slot, int]  # a resident's slot -> its place in the list of residents
+    streams: Streams | None
+    cancellation: Cancellation
+
+
 class LaneWriter:
     """Writes the lanes of a placed step.
 
@@ -47,16 +58,13 @@ class LaneWriter:
     it at the start and every PAUSE_EVERY instructions.
     """
 
-    def __init__(
-        self, placed: PlacedStep, scalars: HostScalars, positions: dict[Slot, int], streams: Streams | None,
-        cancellation: Cancellation, is_traced: bool = False, pause: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self.placed, self.slots, self.scalars, self.positions = placed, placed.slots, scalars, positions
-        self.streams, self.is_traced, self.pause = streams, is_traced, pause
-        self.homes, self.from_host = placed.homes.tolist(), placed.launches_from_host
-        self.synchronization = Synchronization(placed.waits, self.from_host, streams, cancellation)
+    def __init__(self, setup: LaneSetup, is_traced: bool = False, pause: Callable[[], None] | None = None) -> None:
+        placed, self.arithmetic, self.positions, self.streams, cancellation = setup
+        self.placed, self.resolved, self.is_traced, self.pause = placed, placed.resolved, is_traced, pause
+        self.tensor_devices, self.from_host = placed.tensor_devices.tolist(), placed.launches_from_host
+        self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation)
         self.sources: dict[int, Source] = {}
-        self.view_names = ViewNames(placed, positions, self._source)
+        self.view_names = ViewNames(placed, self.positions, self._source)
         self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, slot) -> its place in the mailbox
         self.pinned_signals: dict[tuple[int, int], Signal] = {}  # (tensor, target) -> set when its mail is pinned
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
@@ -76,8 +84,8 @@ class LaneWriter:
                     self._copy_by_reader(number, instruction)
                 case FreeTensor():
                     self._free(self.view_names.pop(instruction.tensor, instruction.device), instruction.device)
-        for i, slot in enumerate(self.slots.program.outputs):
-            self._return(i, slot, self.homes[self.slots.storages[slot]])
+        for i, slot in enumerate(self.resolved.program.outputs):
+            self._return(i, slot, self.tensor_devices[self.resolved.storages[slot]])
         del self.view_names  # a cycle with this writer, which would keep it alive
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
@@ -133,10 +141,10 @@ class LaneWriter:
 
     def _call(self, number: int, run: RunOp) -> None:
         """Adds the call of an op."""
-        source, call = self._source(run.device), self.slots.op_calls[run.op]
+        source, call = self._source(run.device), self.resolved.op_calls[run.op]
         torch_device = torch.device(self.placed.devices[run.device].torch_device)
         expression = source.call(call, partial(self._argument, run.op, run.device), torch_device)  # adds views first
-        targets = [self.view_names.target(slot, self.slots.storages[slot], run.device) for slot in call.results]
+        targets = [self.view_names.target(slot, self.resolved.storages[slot], run.device) for slot in call.results]
         self._trace_start(number, run.device)
         source.assign(call, targets, expression)
         self._trace_end(number, run.device, [target for target in targets if target != "_"])
@@ -148,12 +156,12 @@ class LaneWriter:
 
     def _return(self, i: int, slot: Slot, device: int) -> None:
         """Returns an output of the step."""
-        self._lane(device).add(f"outputs[{i}] = {self.view_names.find(slot, self.slots.storages[slot], device)}")
+        self._lane(device).add(f"outputs[{i}] = {self.view_names.find(slot, self.resolved.storages[slot], device)}")
 
     @cached_property
     def _hand_overs(self) -> dict[int, list[tuple[int, int]]]:
         """For each op on a thread: the (tensor, target) that it puts into the mailbox."""
-        makers = self.slots.graph.producer.tolist()
+        makers = self.resolved.graph.producer.tolist()
         found: dict[int, list[tuple[int, int]]] = {}
         for copy in self.placed.instructions.sequence:
             if isinstance(copy, CopyTensor) and self.placed.is_handed_over(copy):
@@ -162,10 +170,10 @@ class LaneWriter:
 
     def _argument(self, op: int, device: int, slot: Slot) -> str:
         """Returns the name of what an op reads."""
-        storage = self.slots.storages[slot]
+        storage = self.resolved.storages[slot]
         if storage != HOST_VALUE:
-            return self.view_names.find(slot, self.slots.read_versions[op][storage], device)
-        return f"scalars[{self.scalars.position(op, slot)}]"
+            return self.view_names.find(slot, self.resolved.read_versions[op][storage], device)
+        return f"scalars[{self.arithmetic.position(op, slot)}]"
 
     # --- copies ---
 
@@ -174,7 +182,7 @@ class LaneWriter:
 
     def _handed(self, copy: CopyTensor, base: Slot) -> tuple[str, str]:
         """Returns where a copy finds a view that a thread has made or holds, and the line that forgets it there."""
-        if self.slots.graph.producer[copy.tensor] < 0:
+        if self.resolved.graph.producer[copy.tensor] < 0:
             return f"residents[{self.positions[base]}]", ""
         mail = self._mail(copy.tensor, copy.target, base)
         return mail, f"{mail} = None"
@@ -281,7 +289,7 @@ class ViewNames:
     """
 
     def __init__(self, placed: PlacedStep, positions: dict[Slot, int], source_of: Callable[[int], Source]) -> None:
-        self._slots, self._homes = placed.slots, placed.homes.tolist()
+        self._resolved, self._tensor_devices = placed.resolved, placed.tensor_devices.tolist()
         self._positions, self._source_of = positions, source_of  # of residents in their list; where a device's lines go
         self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> its views
         self._found: dict[int, dict[str, dict[str, None]]] = {}  # device in a scope -> views made by `find` -> their dicts
@@ -302,8 +310,8 @@ class ViewNames:
         if name in names:
             return name
         source = self._source_of(device)
-        if slot in self._slots.views:
-            call = self._slots.views[slot]
+        if slot in self._resolved.views:
+            call = self._resolved.views[slot]
             expression = source.call(call, lambda other: self.find(other, tensor, device), None)
             targets = [self.target(result, tensor, device) for result in call.results]
             source.assign(call, targets, expression)
@@ -334,8 +342,8 @@ class ViewNames:
 
     def _name(self, slot: Slot, tensor: int, device: int) -> tuple[str, dict[str, None]]:
         """Returns the name of a view, and all names of views of that storage or copy."""
-        if self._homes[tensor] == device:
-            return f"s{slot:d}", self._names.setdefault((self._slots.storages[slot], device), {})
+        if self._tensor_devices[tensor] == device:
+            return f"s{slot:d}", self._names.setdefault((self._resolved.storages[slot], device), {})
         return f"c{slot:d}_{tensor}_{device}", self._names.setdefault((tensor, device), {})
 
 

@@ -1,1 +1,1 @@
-"""A placement and an order become instructions, and it is worked out which of them must wait for which."""
+"""Turns a placement and an order into instructions, and finds which of them must wait for which."""

@@ -1,4 +1,7 @@
-"""Checks instructions against their graph; shares no code with the lowering."""
+"""Checks instructions against their graph.
+
+Tests run it on what the lowering makes. It shares no code with the lowering, so that it does not share its mistakes.
+"""
 
 import numpy as np
 
@@ -11,8 +14,8 @@ from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instruction
 class _Memory:
     """What each device holds, while the instructions are followed one after the other."""
 
-    def __init__(self, graph: Graph, homes: list[int], num_devices: int) -> None:
-        self.graph, self.homes = graph, homes
+    def __init__(self, graph: Graph, tensor_devices: list[int], num_devices: int) -> None:
+        self.graph, self.tensor_devices = graph, tensor_devices
         self.storages = graph.storage.tolist()
         self.sizes = graph.tensors.nbytes.tolist()
         self.makers = graph.producer.tolist()
@@ -24,11 +27,11 @@ class _Memory:
         self.ran: set[int] = set()
         for tensor, maker in enumerate(self.makers):
             if maker < 0 and self.storages[tensor] == tensor:
-                self.used[homes[tensor]] += self.sizes[tensor]
+                self.used[tensor_devices[tensor]] += self.sizes[tensor]
 
     def holds(self, tensor: int, device: int) -> bool:
         """Whether the value of a tensor is on a device."""
-        if device != self.homes[tensor]:
+        if device != self.tensor_devices[tensor]:
             return (tensor, device) in self.copies
         is_written = self.makers[tensor] < 0 or self.makers[tensor] in self.ran
         return is_written and self.storages[tensor] not in self.freed
@@ -44,7 +47,7 @@ class _Memory:
             if op not in self.ran:
                 return f"op {op} {ops.names[op]!r} must have run before it"
         for tensor in ops.writes[instruction.op].tolist():
-            if self.homes[tensor] != instruction.device:
+            if self.tensor_devices[tensor] != instruction.device:
                 return f"it writes tensor {tensor}, which belongs to another device"
             if self.storages[tensor] in self.freed:
                 return f"it writes the memory of tensor {self.storages[tensor]}, which was freed"
@@ -57,11 +60,12 @@ class _Memory:
     def copy(self, instruction: CopyTensor) -> str:
         if instruction.tensor >= len(self.sizes) or instruction.source == instruction.target:
             return "there is no such tensor" if instruction.tensor >= len(self.sizes) else "it copies to its own source"
-        if instruction.source != self.homes[instruction.tensor] or not self.holds(instruction.tensor, instruction.source):
+        if instruction.source != self.tensor_devices[instruction.tensor] or not self.holds(
+            instruction.tensor, instruction.source
+        ):
             return "the tensor is not on its source"
-        if (instruction.tensor, instruction.target) in self.were_copied or instruction.target == self.homes[
-            instruction.tensor
-        ]:
+        was_copied = (instruction.tensor, instruction.target) in self.were_copied
+        if was_copied or instruction.target == self.tensor_devices[instruction.tensor]:
             return "the tensor is on its target, or has been copied there before"
         self.copies.add((instruction.tensor, instruction.target))
         self.were_copied.add((instruction.tensor, instruction.target))
@@ -73,7 +77,7 @@ class _Memory:
             return "there is no such tensor"
         if (instruction.tensor, instruction.device) in self.copies:
             self.copies.remove((instruction.tensor, instruction.device))
-        elif instruction.device == self.homes[instruction.tensor] and instruction.tensor in self.made:
+        elif instruction.device == self.tensor_devices[instruction.tensor] and instruction.tensor in self.made:
             if instruction.tensor in self.kept:
                 return "it holds an output, which is kept to the end"
             self.made.remove(instruction.tensor)
@@ -97,14 +101,15 @@ class _Memory:
         return ""
 
 
-def check_instructions(graph: Graph, homes: Ints, instructions: Instructions) -> Ints:
+def check_instructions(graph: Graph, tensor_devices: Ints, instructions: Instructions) -> Ints:
     """Returns the bytes in use on each device at each launch of an op: [ops, devices].
 
-    `homes` [tensors] is the device that each tensor is made on, or is resident on. A PlanError names the first instruction
-    that breaks a rule: an op's inputs are on its device when it is launched; a tensor is copied to a device once; every
-    storage that the step makes, and every copy, is freed once; storages of residents and outputs are never freed.
+    `tensor_devices` [tensors] is the device that each tensor is made on, or is resident on. A PlanError names the first
+    instruction that breaks a rule: an op's inputs are on its device when it is launched; a tensor is copied to a device
+    once; every storage that the step makes, and every copy, is freed once; storages of residents and outputs are never
+    freed.
     """
-    memory = _Memory(graph, np.asarray(homes).tolist(), len(instructions.device_names))
+    memory = _Memory(graph, np.asarray(tensor_devices).tolist(), len(instructions.device_names))
     usage = []
     for number, instruction in enumerate(instructions.sequence):
         match instruction:

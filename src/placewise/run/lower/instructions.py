@@ -1,5 +1,7 @@
 """The instructions of one step, in launch order, as data: they print as text, and the text parses back.
 
+The text is what people and tests read and write; a step runs without it.
+
 placewise-instructions 1
 devices "cpu:0" "cpu:1"
 run 0 "cpu:0"
@@ -52,14 +54,10 @@ Instruction = RunOp | CopyTensor | FreeTensor
 
 @dataclass(frozen=True)
 class Instructions:
-    """One step in launch order; what one device has to do is a part of it."""
+    """One step in launch order, for all devices."""
 
     device_names: tuple[str, ...]
     sequence: tuple[Instruction, ...]
-
-    def of_device(self, device: int) -> tuple[Instruction, ...]:
-        """Returns the instructions of a device; a copy belongs to both of its ends."""
-        return tuple(instruction for instruction in self.sequence if device in _devices(instruction))
 
     def __str__(self) -> str:
         names = [json.dumps(name) for name in self.device_names]
@@ -92,12 +90,6 @@ class Instructions:
 KINDS: dict[str, tuple[Callable[..., Instruction], int]] = {  # word -> class, number of devices
     "run": (RunOp, 1), "copy": (CopyTensor, 2), "free": (FreeTensor, 1)
 }  # fmt: skip
-
-
-def _devices(instruction: Instruction) -> tuple[int, ...]:
-    if isinstance(instruction, CopyTensor):
-        return instruction.source, instruction.target
-    return (instruction.device,)
 
 
 def _parse_line(line: str, numbers: dict[str | int, int], place: str) -> Instruction:

@@ -22,23 +22,23 @@ def lower(problem: Problem, placement: Ints, order: Ints | None = None) -> Instr
     """
     launches = list(range(problem.num_ops)) if order is None else np.asarray(order).tolist()
     op_devices = np.asarray(placement)[problem.op_groups].tolist()
-    homes = tensor_devices(problem, placement).tolist()
-    frees = _frees(problem, launches, op_devices, homes)
+    device_of = tensor_devices(problem, placement).tolist()
+    frees = _frees(problem, launches, op_devices, device_of)
     reads = problem.graph.ops.reads.lists()
     copied: set[tuple[int, int]] = set()  # (tensor, device)
     sequence: list[Instruction] = []
     for position, op in enumerate(launches):
         here = op_devices[op]
         for tensor in reads[op]:
-            if homes[tensor] != here and (tensor, here) not in copied:
+            if device_of[tensor] != here and (tensor, here) not in copied:
                 copied.add((tensor, here))
-                sequence.append(CopyTensor(tensor, homes[tensor], here))
+                sequence.append(CopyTensor(tensor, device_of[tensor], here))
         sequence.append(RunOp(op, here))
         sequence += frees[position]
     return Instructions(problem.cluster.device_names, tuple(sequence))
 
 
-def _frees(problem: Problem, launches: list[int], op_devices: list[int], homes: list[int]) -> list[list[FreeTensor]]:
+def _frees(problem: Problem, launches: list[int], op_devices: list[int], device_of: list[int]) -> list[list[FreeTensor]]:
     """Returns what is freed after each launch, in the order in which the memory was allocated: [launches]."""
     graph = problem.graph
     reads, writes, storages = graph.ops.reads.lists(), graph.ops.writes.lists(), graph.storage.tolist()
@@ -47,7 +47,7 @@ def _frees(problem: Problem, launches: list[int], op_devices: list[int], homes: 
     for position, op in enumerate(launches):
         here = op_devices[op]
         for tensor in reads[op]:
-            there, storage = homes[tensor], storages[tensor]
+            there, storage = device_of[tensor], storages[tensor]
             if there == here:
                 last_use[storage, here, False] = position
                 continue

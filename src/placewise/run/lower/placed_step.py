@@ -7,7 +7,7 @@ from placewise.core.arrays import Ints
 from placewise.graph_capture.program import Slot
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
-from placewise.run.lower.slots import HOST_VALUE, Slots, is_random, slots_of
+from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, is_random, slots_of
 from placewise.run.lower.waits import Waits, plan_waits
 
 
@@ -15,9 +15,9 @@ from placewise.run.lower.waits import Waits, plan_waits
 class PlacedStep:
     """A captured step with its instructions, on the devices of this machine."""
 
-    slots: Slots
+    resolved: ResolvedProgram
     instructions: Instructions
-    homes: Ints  # [tensors], the device that each is made on, or is resident on
+    tensor_devices: Ints  # [tensors], the device that each is made on, or is resident on
     devices: tuple[RealDevice, ...]
 
     @cached_property
@@ -28,8 +28,8 @@ class PlacedStep:
     @cached_property
     def waits(self) -> Waits:
         """What has to wait for what."""
-        random_ops = frozenset(op for op, call in enumerate(self.slots.op_calls) if is_random(call))
-        return plan_waits(self.slots.graph, self.instructions, self.launches_from_host, random_ops)
+        random_ops = frozenset(op for op, call in enumerate(self.resolved.op_calls) if is_random(call))
+        return plan_waits(self.resolved.graph, self.instructions, self.launches_from_host, random_ops)
 
     @cached_property
     def pinned(self) -> frozenset[int]:
@@ -38,29 +38,29 @@ class PlacedStep:
         An op that writes runs after all ops that read, and so after the copies. Any other tensor of a thread is pinned for
         each copy, because the caller may write it while that is still running.
         """
-        own = {r.tensor for r in self.slots.program.residents if r.kind in ("parameter", "buffer")}
-        storages, from_host = self.slots.graph.storage.tolist(), self.launches_from_host
+        own = {r.tensor for r in self.resolved.program.residents if r.kind in ("parameter", "buffer")}
+        storages, from_host = self.resolved.graph.storage.tolist(), self.launches_from_host
         return frozenset(
             copy.tensor
             for copy in self.instructions.sequence
             if isinstance(copy, CopyTensor) and copy.tensor in own and from_host[copy.target] and not from_host[copy.source]
-            if storages[copy.tensor] in self.slots.written_storages
+            if storages[copy.tensor] in self.resolved.written_storages
         )
 
     def is_handed_over(self, copy: CopyTensor) -> bool:
         """Whether an op on a thread makes what is copied, and so puts it into the mailbox."""
-        return not self.launches_from_host[copy.source] and bool(self.slots.graph.producer[copy.tensor] >= 0)
+        return not self.launches_from_host[copy.source] and bool(self.resolved.graph.producer[copy.tensor] >= 0)
 
     @cached_property
     def copied_bases(self) -> dict[tuple[int, int], tuple[Slot, ...]]:
         """For each (tensor, device) that is copied: the slots that its readers' views start from."""
-        homes, storages = self.homes.tolist(), self.slots.storages
+        tensor_devices, storages = self.tensor_devices.tolist(), self.resolved.storages
         found: dict[tuple[int, int], dict[Slot, None]] = {}
         for instruction in self.instructions.sequence:
             if isinstance(instruction, RunOp):
-                versions = self.slots.read_versions[instruction.op]
-                for slot in slots_of(self.slots.op_calls[instruction.op]):
-                    if storages[slot] != HOST_VALUE and homes[versions[storages[slot]]] != instruction.device:
+                versions = self.resolved.read_versions[instruction.op]
+                for slot in slots_of(self.resolved.op_calls[instruction.op]):
+                    if storages[slot] != HOST_VALUE and tensor_devices[versions[storages[slot]]] != instruction.device:
                         key = (versions[storages[slot]], instruction.device)
-                        found.setdefault(key, {})[self.slots.base_of(slot)] = None
+                        found.setdefault(key, {})[self.resolved.base_of(slot)] = None
         return {key: tuple(bases) for key, bases in found.items()}

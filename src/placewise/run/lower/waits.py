@@ -1,4 +1,4 @@
-"""Which instruction must wait for which: only where two queues meet, and never for what a queue already knows.
+"""Which instruction waits for which: only across queues, and only where an earlier wait does not imply it.
 
 A queue is a device, or a channel of copies. The threads of devices that don't launch from the host copy among themselves in
 the reader's queue; a copy from or to a device that the host launches on has its channel's queue.

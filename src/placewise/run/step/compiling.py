@@ -15,7 +15,7 @@ from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import Slots
+from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step.train_step import TrainStep
 
 
@@ -59,14 +59,14 @@ def compile_placement(
 ) -> TrainStep:
     """Returns the step in a placement [groups], launched in an order [ops] or in program order.
 
-    `cuda_graphs` replays graphs on any backend that can record them; without one all steps are plain.
+    With `cuda_graphs`, any backend that can record launches replays them; without one all steps are plain.
     """
     instructions = lower(problem, placement, order)
-    placed = PlacedStep(Slots.of(step), instructions, tensor_devices(problem, placement), devices)
+    placed = PlacedStep(ResolvedProgram.of(step), instructions, tensor_devices(problem, placement), devices)
     backend = _stream_backend(devices)
     if backend is None:
         return TrainStep(step, placed)
-    return TrainStep(step, placed, backend.open_streams(devices), backend.graph_recorder(devices) if cuda_graphs else None)
+    return TrainStep(step, placed, backend.open_streams(devices), backend.recorder_factory(devices) if cuda_graphs else None)
 
 
 def _stream_backend(devices: tuple[RealDevice, ...]) -> StreamBackend | None:

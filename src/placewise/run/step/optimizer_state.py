@@ -27,16 +27,16 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         _make_momentum(optimizer, {parameters[name] for name in missing})
         return
     stand_ins = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in parameters.values()}
-    twin = copy_optimizer(optimizer, dict(stand_ins))
+    copied = copy_optimizer(optimizer, dict(stand_ins))
     protection = _WriteProtection(stand_ins.values())
     for name, parameter in parameters.items():
         stand_in = stand_ins[id(parameter)]
-        twin.state[stand_in] = _FirstValues(protection, optimizer.state.get(parameter, {}))
+        copied.state[stand_in] = _FirstValues(protection, optimizer.state.get(parameter, {}))
         stand_in.grad = torch.zeros_like(parameter) if name in missing else None
     with protection, torch.no_grad():
-        twin.step()
+        copied.step()
     for name in missing:
-        made = twin.state[stand_ins[id(parameters[name])]]
+        made = copied.state[stand_ins[id(parameters[name])]]
         assert isinstance(made, _FirstValues)
         optimizer.state[parameters[name]] = {**made.first, **optimizer.state.get(parameters[name], {})}
 

@@ -31,8 +31,8 @@ class Residents:
     """
 
     def __init__(self, placed: PlacedStep, step: TrainingStep, streams: Streams | None = None) -> None:
-        self._slots, self._step, self._program = placed.slots, step, placed.slots.program
-        self._homes = [torch.device(placed.devices[home].torch_device) for home in placed.homes.tolist()]
+        self._resolved, self._step, self._program = placed.resolved, step, placed.resolved.program
+        self._torch_devices = [torch.device(placed.devices[home].torch_device) for home in placed.tensor_devices.tolist()]
         self._streams, self._pinned = streams, placed.pinned
         self._owners = _owners(step.model)
         self._check_model()
@@ -60,7 +60,7 @@ class Residents:
         homes: dict[str, dict[torch.device, None]] = {}
         for resident in self._program.residents:
             if resident.kind == "input":
-                homes.setdefault(resident.name, {})[self._homes[resident.tensor]] = None
+                homes.setdefault(resident.name, {})[self._torch_devices[resident.tensor]] = None
         moved = {
             id(tensor): tensor.to(next(iter(homes[path])))
             for path, tensor in real_batch(self._step.batch, batch).items()
@@ -118,7 +118,7 @@ class Residents:
         assert resident.like is not None
         owner, key = self._owners[resident.name]
         sharing, dtype = _sharing(self._owners, owner[key]), resident.like.dtype
-        home, streams = self._homes[resident.tensor], self._streams if resident.tensor in self._pinned else None
+        home, streams = self._torch_devices[resident.tensor], self._streams if resident.tensor in self._pinned else None
         pinned = 0  # its address in pinned memory
 
         def get(batch: Batch) -> Any:
@@ -141,7 +141,7 @@ class Residents:
         optimizer, parameter, key = self._step.optimizer, self._parameters[resident.name], resident.key
         if resident.tensor < 0:
             return lambda batch: optimizer.state[parameter][key]
-        home = self._homes[resident.tensor]
+        home = self._torch_devices[resident.tensor]
 
         def get(batch: Batch) -> Any:
             state = optimizer.state[parameter]
@@ -153,7 +153,7 @@ class Residents:
 
     def _input_getter(self, resident: Resident) -> Getter:
         name, number, count = resident.name, max(int(resident.key), 0), self._step.micro_batches
-        home, nbytes = self._homes[resident.tensor], int(self._slots.graph.tensors.nbytes[resident.tensor])
+        home, nbytes = self._torch_devices[resident.tensor], int(self._resolved.graph.tensors.nbytes[resident.tensor])
         strides = self._examples[name].stride()
         return lambda batch: to_layout(cut_part(batch[name], number, count), strides, home, nbytes)
 
@@ -162,9 +162,9 @@ class Residents:
         if resident.tensor < 0:
             value = resident.value.clone()
             return lambda batch: value.clone()
-        nbytes = int(self._slots.graph.tensors.nbytes[resident.tensor])
-        value = to_layout(resident.value, resident.value.stride(), self._homes[resident.tensor], nbytes)
-        if resident.tensor in self._slots.written_storages:
+        nbytes = int(self._resolved.graph.tensors.nbytes[resident.tensor])
+        value = to_layout(resident.value, resident.value.stride(), self._torch_devices[resident.tensor], nbytes)
+        if resident.tensor in self._resolved.written_storages:
             return lambda batch: value.clone()
         return lambda batch: value
 

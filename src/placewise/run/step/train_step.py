@@ -12,14 +12,16 @@ from torch import Tensor
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
-from placewise.run.backends.protocol import Graphs, Streams
-from placewise.run.codegen.host_arithmetic import HostScalars
-from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneWriter, pinning_lane
+from placewise.run.backends.protocol import LaunchRecorder, Streams
+from placewise.run.codegen.host_arithmetic import HostArithmetic
+from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter, pinning_lane
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.step.graph_replay import WARM_UP, GraphReplay
+from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
 from placewise.run.step_trace import StepTrace
+
+UNSTEADY_STEPS = 2  # plain steps while memory is allocated, or the step that records and the first that replays
 
 
 class TrainStep:
@@ -31,57 +33,56 @@ class TrainStep:
 
     def __init__(
         self, step: CapturedStep, placed: PlacedStep, streams: Streams | None = None,
-        make_graphs: Callable[[], Graphs] | None = None,
+        make_recorder: Callable[[], LaunchRecorder] | None = None,
     ) -> None:  # fmt: skip
         self.placed, self._step, self._streams = placed, step, streams
         self._residents = Residents(placed, step.step, streams)
-        self._scalars = HostScalars(placed.slots)
-        self._host = self._scalars.build(self._residents.positions)
-        cancellation = Cancellation()
-        self._given = (placed, self._scalars, self._residents.positions, streams, cancellation)
-        self._lanes = LaneWriter(*self._given).write()
+        arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
+        self._compute_scalars = arithmetic.build(self._residents.positions)
+        self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation)
+        self._lanes = LaneWriter(self._setup).write()
         self._traced: Lanes | None = None
-        self._replay = GraphReplay(self._lanes, make_graphs, *self._given) if make_graphs is not None else None
+        self._replay = Replay(self._lanes, make_recorder, self._setup) if make_recorder is not None else None
         self._threads = LaneThreads(_lane_devices(placed, self._lanes), cancellation)
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
-        return self._run(batch)
+        return self._run(batch)  # which can also trace, or run other lanes
 
     def bring_home(self, batch: Any) -> Any:
         """Returns the batch with its tensors on their home devices, and moves the model's and the optimizer's there."""
         return self._residents.bring_home(batch)
 
     def trace(self, batch: Any) -> StepTrace:
-        """Runs one step without graphs, and returns when everything ran and how many bytes it made."""
-        self._forget_graphs()
+        """Runs one step without a recording, and returns when everything ran and how many bytes it made."""
+        self._forget_recording()
         if self._traced is None:
-            self._traced = LaneWriter(*self._given, is_traced=True).write()
+            self._traced = LaneWriter(self._setup, is_traced=True).write()
         trace = StepTrace()
         self._run(batch, self._traced, trace)
         return trace
 
     def host_seconds(self, batch: Any) -> float:
-        """Runs one step and returns the host's seconds for launching it without graphs; it does not wait for the devices.
+        """Runs one step and returns the host's seconds for launching it op by op; it does not wait for the devices.
 
         A host whose queue is full has to wait. So it lets the queues run empty now and then, off the clock.
         """
-        self._forget_graphs()
+        self._forget_recording()
         stopwatch = _Stopwatch(self.synchronize)
-        lanes = LaneWriter(*self._given, pause=stopwatch.pause).write()
+        lanes = LaneWriter(self._setup, pause=stopwatch.pause).write()
         self._run(batch, lanes)
         stopwatch.pause()
         return stopwatch.seconds
 
     @property
     def warm_up_steps(self) -> int:
-        """The number of steps before all are alike."""
-        return WARM_UP + 2 if self._replay is not None else 2
+        """How many steps to run before measuring: the first ones allocate memory and, if launches are recorded, record."""
+        return UNSTEADY_STEPS if self._replay is None else WARM_UP + UNSTEADY_STEPS
 
     @property
-    def num_graphed_ops(self) -> int:
-        """The number of ops that graphs launch."""
-        return 0 if self._replay is None else self._replay.num_recorded
+    def num_recorded_ops(self) -> int:
+        """The number of ops that are in recorded segments."""
+        return 0 if self._replay is None else self._replay.num_recorded_ops
 
     def synchronize(self) -> None:
         """Returns when all devices have finished their work; those with threads have when a call returns."""
@@ -101,25 +102,26 @@ class TrainStep:
         return peaks
 
     def close(self) -> None:
-        """Ends the threads, and gives back graphs and memory; the step can't be run any more."""
+        """Ends the threads, and gives back the recording and memory; the step can't be run any more."""
         self._threads.close()
-        self._forget_graphs()
+        self._forget_recording()
         for backend, _ in group_by_backend(self.placed.devices):
             backend.release_memory()
 
-    def _forget_graphs(self) -> None:
-        """Gives back the memory of graphs, which a plain step needs; they are recorded again when they are needed."""
+    def _forget_recording(self) -> None:
+        """Gives back the memory of recorded segments, which a plain step needs; the next step records again."""
         if self._replay is not None:
             self._replay.forget()
 
     def _run(self, batch: Any, lanes: Lanes | None = None, trace: StepTrace | None = None) -> Any:
-        if not self._threads.close.alive:
+        """Runs one step in these lanes, by default plain or recorded ones, and returns its loss."""
+        if self._threads.is_closed:
             raise ExecutionError("the train step is closed: compile the plan again")
-        program = self.placed.slots.program
+        program = self.placed.resolved.program
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
             residents = self._residents.gather(batch)
-            scalars, updates = self._host(residents)
+            scalars, updates = self._compute_scalars(residents)
             lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
             mailbox: list[Any] = [None] * lanes.mailbox_size
             given = (residents, scalars, mailbox, outputs, None if trace is None else trace.add)
@@ -138,7 +140,7 @@ class TrainStep:
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """Leaves streams and graphs in order when what is inside fails."""
+        """Leaves streams and the recording in order when what is inside fails."""
         try:
             yield
         except BaseException as failure:

@@ -1,4 +1,4 @@
-"""What each slot of a program is: a view of one of the graph's storages, or a value that the host keeps."""
+"""A program with its slots resolved: each is a view of one of the graph's storages, or a value that the host keeps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ HOST_VALUE = -1  # instead of a storage
 
 
 @dataclass(frozen=True, eq=False)
-class Slots:
-    """A captured step, with the storage that each of its slots is a view of.
+class ResolvedProgram:
+    """The program of a captured step, with the storage that each of its slots is a view of.
 
     A slot is a view, whatever the storage holds at the time: when an op writes in place, the slot stays the same and the
     graph has a new tensor. So it takes a slot and a tensor to know which value an op reads.
@@ -32,8 +32,8 @@ class Slots:
     host_calls: tuple[Call, ...]  # in program order
 
     @classmethod
-    def of(cls, step: CapturedStep) -> "Slots":
-        """Returns the slots of a captured step."""
+    def of(cls, step: CapturedStep) -> "ResolvedProgram":
+        """Returns the program of a captured step, with its slots resolved."""
         graph, program = step.graph, step.program
         storages = [HOST_VALUE] * program.num_slots
         owners = graph.storage.tolist()

@@ -1,4 +1,4 @@
-"""Lanes whose segments are graphs: one set of lanes that records them, and one that replays them.
+"""Lanes with recorded segments: one set of lanes records the launches of each segment, another replays them.
 
 The lines of a segment are written together, where its last op would be launched. In the recording lanes they run between
 `begin` and `end`; in the replaying lanes one `replay` replaces them. What others read of a segment is in `kept`, by name.
@@ -7,9 +7,9 @@ The lines of a segment are written together, where its last op would be launched
 from typing import Any
 
 from placewise.graph_capture.program import Slot
-from placewise.run.backends.protocol import Graphs
-from placewise.run.codegen.graph_segments import Segments
-from placewise.run.codegen.lanes import LaneWriter
+from placewise.run.backends.protocol import LaunchRecorder
+from placewise.run.codegen.lanes import LaneSetup, LaneWriter
+from placewise.run.codegen.recorded_segments import Segments
 from placewise.run.codegen.source import Source
 from placewise.run.lower.instructions import CopyTensor, RunOp
 
@@ -17,9 +17,9 @@ from placewise.run.lower.instructions import CopyTensor, RunOp
 class RecordingWriter(LaneWriter):
     """Writes lanes that run a step once and record its segments."""
 
-    def __init__(self, *given: Any, segments: Segments, graphs: Graphs, kept: dict[str, Any]) -> None:
-        super().__init__(*given)
-        self.segments, self.graphs, self.kept = segments, graphs, kept
+    def __init__(self, setup: LaneSetup, segments: Segments, recorder: LaunchRecorder, kept: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self.segments, self.recorder, self.kept = segments, recorder, kept
         self.segment_of = {op: number for number, ops in enumerate(segments.ops) for op in ops}
         self.bodies: dict[int, Source] = {}  # device -> the lines of the segment that it is in
 
@@ -50,24 +50,24 @@ class RecordingWriter(LaneWriter):
     def _close(self, segment: int, device: int) -> None:
         """Puts the lines of a segment into its lane."""
         lane, body = self._lane(device), self.bodies.pop(device)
-        lane.add_call(f"begin_{segment}", self.graphs.begin(segment, device))
+        lane.add_call(f"begin_{segment}", self.recorder.begin(segment, device))
         lane.lines += body.lines
         if names := self.view_names.close_scope(device):
             lane.add(f"del {', '.join(names)}")
-        lane.add_call(f"end_{segment}", self.graphs.end(segment))
+        lane.add_call(f"end_{segment}", self.recorder.end(segment))
         for name in self._escaping(segment):
             lane.add(f"kept[{name!r}] = {name}")
 
     def _escaping(self, segment: int) -> list[str]:
         """Returns the names of what a segment makes for others."""
         made = (slot for op in self.segments.ops[segment] for slot in self._allocates(op))
-        return [f"s{slot:d}" for slot in made if self.slots.storages[slot] in self.segments.escaping]
+        return [f"s{slot:d}" for slot in made if self.resolved.storages[slot] in self.segments.escaping]
 
     def _allocates(self, op: int) -> list[Slot]:
         """Returns the slots that are new memory, of those that an op returns."""
-        makers, storages = self.slots.graph.producer, self.slots.storages
-        made = dict.fromkeys(self.slots.op_calls[op].results)
-        return [slot for slot in made if slot not in self.slots.views and makers[storages[slot]] == op]
+        makers, storages = self.resolved.graph.producer, self.resolved.storages
+        made = dict.fromkeys(self.resolved.op_calls[op].results)
+        return [slot for slot in made if slot not in self.resolved.views and makers[storages[slot]] == op]
 
     def _assign_copy(self, copy: CopyTensor, name: str, function: str, *args: str) -> None:
         super()._assign_copy(copy, name, function, *args)
@@ -88,7 +88,7 @@ class ReplayWriter(RecordingWriter):
         lane = self._lane(device)
         self.bodies.pop(device)
         self.view_names.close_scope(device)
-        lane.add_call(f"replay_{segment}", self.graphs.replay(segment))
+        lane.add_call(f"replay_{segment}", self.recorder.replay(segment))
         for name in self._escaping(segment):
             lane.add(f"{name} = kept[{name!r}]")
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.run.codegen import graph_segments
-from placewise.run.codegen.graph_lanes import RecordingWriter
-from placewise.run.step.graph_replay import MOST_RECORDINGS, WARM_UP
+from placewise.run.codegen import recorded_segments
+from placewise.run.codegen.recorded_lanes import RecordingWriter
+from placewise.run.step.replay import MOST_RECORDINGS, WARM_UP
 from placewise.run.step.train_step import TrainStep
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
@@ -78,7 +78,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_segments, "FEWEST_OPS", 2)
+    monkeypatch.setattr(recorded_segments, "FEWEST_OPS", 2)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr(Tapes, "end", lambda tapes, segment: fail)
-        with pytest.warns(UserWarning, match="no graphs from now on"), pytest.raises(RuntimeError, match="capturing"):
+        with pytest.warns(UserWarning, match="not recorded from now on"), pytest.raises(RuntimeError, match="capturing"):
             train_step(batch())
     train_step(batch())
     assert len(made) == 1
@@ -236,4 +236,4 @@ def test_masks_are_left_to_the_host(mask: bool, share: float) -> None:
     train_step, _ = graphed(step, 0, (True,))
     for _ in range(WARM_UP + 2):
         train_step(step.step.batch)
-    assert train_step.num_graphed_ops == share * len(step.graph.ops)
+    assert train_step.num_recorded_ops == share * len(step.graph.ops)

@@ -1,4 +1,4 @@
-"""When a step's segments are recorded as graphs, and whether the recording still holds."""
+"""When the segments of a step are recorded, and whether the recording still holds."""
 
 import warnings
 from collections.abc import Callable, Iterable
@@ -6,13 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from placewise.graph_capture.program import Slot
-from placewise.run.backends.protocol import Graphs
-from placewise.run.codegen.graph_lanes import RecordingWriter, ReplayWriter
-from placewise.run.codegen.graph_segments import Segments, find_segments
-from placewise.run.codegen.host_arithmetic import HostScalars
-from placewise.run.codegen.lanes import Lanes
-from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.backends.protocol import LaunchRecorder
+from placewise.run.codegen.lanes import Lanes, LaneSetup
+from placewise.run.codegen.recorded_lanes import RecordingWriter, ReplayWriter
+from placewise.run.codegen.recorded_segments import Segments, find_segments
 from placewise.run.storage_copies import clone_storage, copy_storage_over
 
 WARM_UP = 2  # plain steps: libraries make their plans and workspaces, and host scalars show whether they change
@@ -23,44 +20,34 @@ Layout = tuple[Any, ...]  # address, strides, offset and size of a tensor in mem
 
 
 class Recording(NamedTuple):
-    """Graphs, and what they rely on."""
+    """Recorded segments, and what they rely on."""
 
     segments: Segments
-    graphs: Graphs
-    kept: dict[str, Any]  # what graphs share with other launches, by its name in the lanes
+    recorder: LaunchRecorder
+    kept: dict[str, Any]  # what segments share with other launches, by its name in the lanes
     scalars: list[Any]  # the host's, as they were
     inputs: dict[int, Tensor]  # position among the residents -> what a batch is copied over
     layouts: dict[int, Layout]  # position among the residents -> the others, as they were
 
 
-class GraphReplay:
+class Replay:
     """Chooses the lanes of each step: plain ones at first, then those that record, then those that replay.
 
     A step records again when a tensor of the model has moved, or a host scalar has changed that did not before; from then
     on the host launches the ops that read this scalar. After a recording that failed all steps are plain.
     """
 
-    def __init__(
-        self,
-        plain: Lanes,
-        make_graphs: Callable[[], Graphs],
-        placed: PlacedStep,
-        scalars: HostScalars,
-        positions: dict[Slot, int],
-        *others: Any,
-    ) -> None:
-        self._plain, self._make_graphs = plain, make_graphs
-        self._placed, self._scalars, self._positions = placed, scalars, positions
-        self._given = (placed, scalars, positions, *others)  # what a LaneWriter is made with
+    def __init__(self, plain: Lanes, make_recorder: Callable[[], LaunchRecorder], setup: LaneSetup) -> None:
+        self._plain, self._make_recorder, self._setup = plain, make_recorder, setup
         self._warm_up_scalars: list[list[Any]] = []  # by step
         self._changing: frozenset[int] = frozenset()
         self._recording: Recording | None = None
         self._replay: Lanes | None = None
         self._recordings_left = MOST_RECORDINGS
-        self.num_recorded = 0  # ops that graphs launch
+        self.num_recorded_ops = 0  # ops in segments
 
     def lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
-        """Returns the lanes for a step with these values; copies the batch to where graphs read it."""
+        """Returns the lanes for a step with these values; copies the batch to where the segments read it."""
         if len(self._warm_up_scalars) < WARM_UP:
             self._warm_up_scalars.append(_snapshot(scalars))
             return self._plain
@@ -80,16 +67,16 @@ class GraphReplay:
     def recover(self, failure: BaseException) -> None:
         """Forgets the recording after a step has failed; if that step was recording, all are plain from now on."""
         if self._recording is not None:
-            self._recording.graphs.abandon()
+            self._recording.recorder.abandon()
             if self._replay is None and isinstance(failure, Exception):
                 self._recordings_left = 0
-                warnings.warn(f"no graphs from now on: recording them failed ({failure})", stacklevel=2)
+                warnings.warn(f"launches are not recorded from now on: recording failed ({failure})", stacklevel=2)
         self.forget()
 
     def forget(self) -> None:
-        """Gives back what graphs hold; the next step records again."""
+        """Gives back what the recording holds; the next step records again."""
         if self._recording is not None:
-            self._recording.graphs.reset()
+            self._recording.recorder.reset()
             self._recording.kept.clear()
         self._recording = self._replay = None
 
@@ -100,31 +87,31 @@ class GraphReplay:
 
     def _record(self, residents: list[Any], scalars: list[Any]) -> Lanes:
         self._recordings_left -= 1
-        segments = find_segments(self._placed, self._scalars, self._changing)
-        inputs, slots = dict[int, Tensor](), self._placed.slots
-        for resident in slots.program.residents:
-            if resident.kind == "input" and slots.storages[resident.slot] in segments.residents:
-                position = self._positions[resident.slot]
+        segments = find_segments(self._setup.placed, self._setup.arithmetic, self._changing)
+        inputs, resolved = dict[int, Tensor](), self._setup.placed.resolved
+        for resident in resolved.program.residents:
+            if resident.kind == "input" and resolved.storages[resident.slot] in segments.residents:
+                position = self._setup.positions[resident.slot]
                 residents[position] = inputs[position] = clone_storage(residents[position])
         layouts = self._layouts(segments, residents)
-        recording = Recording(segments, self._make_graphs(), {}, _snapshot(scalars), inputs, layouts)
+        recording = Recording(segments, self._make_recorder(), {}, _snapshot(scalars), inputs, layouts)
         lanes = self._writer(RecordingWriter, recording).write()
-        self._recording, self.num_recorded = recording, sum(map(len, segments.ops))
+        self._recording, self.num_recorded_ops = recording, sum(map(len, segments.ops))
         return lanes
 
     def _layouts(self, segments: Segments, residents: list[Any]) -> dict[int, Layout]:
         """Returns where and how the model's tensors are in memory; those that are only copied may have any address."""
         found: dict[int, Layout] = {}
-        for resident in self._placed.slots.program.residents:
+        for resident in self._setup.placed.resolved.program.residents:
             if resident.tensor >= 0 and resident.kind != "input":
-                tensor = residents[position := self._positions[resident.slot]]
-                is_read = self._placed.slots.storages[resident.slot] in segments.residents
+                tensor = residents[position := self._setup.positions[resident.slot]]
+                is_read = self._setup.placed.resolved.storages[resident.slot] in segments.residents
                 address = tensor.data_ptr() if is_read else 0
                 found[position] = (address, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
         return found
 
     def _writer(self, kind: type[RecordingWriter], recording: Recording) -> RecordingWriter:
-        return kind(*self._given, segments=recording.segments, graphs=recording.graphs, kept=recording.kept)
+        return kind(self._setup, recording.segments, recording.recorder, recording.kept)
 
 
 def _snapshot(scalars: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Which ops of a step become graphs: segments of launches for one device that wait for no other queue on the way.
+"""Which ops of a step are recorded: segments of launches for one device that wait for no other queue on the way.
 
-A graph reads everything at the addresses where it was recorded. So an op can be part of one if all that it reads stays in
-place from step to step: the model's own tensors, copies into memory that is kept, and what other recorded ops make. It must
+A replay reads everything at the addresses of the recording. So an op can be recorded if all that it reads stays in place
+from step to step: the model's own tensors, copies into memory that is kept, and what other recorded ops make. It must
 neither read a host scalar that changes nor draw random numbers.
 """
 
@@ -13,10 +13,10 @@ from torch import Tag
 from torch._ops import OpOverload
 
 from placewise.graph_capture.program import Call
-from placewise.run.codegen.host_arithmetic import HostScalars
+from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.slots import HOST_VALUE, is_random, slots_of
+from placewise.run.lower.resolved_program import HOST_VALUE, is_random, slots_of
 
 FEWEST_OPS = 4  # of a segment: a replay takes the host about as long as one op, but recording many segments takes long
 
@@ -40,22 +40,22 @@ class Segments:
     scalars: frozenset[int]  # host scalars that segments read, by position
 
 
-def find_segments(placed: PlacedStep, scalars: HostScalars, changing: frozenset[int]) -> Segments:
+def find_segments(placed: PlacedStep, arithmetic: HostArithmetic, changing: frozenset[int]) -> Segments:
     """Returns the segments of a step; `changing` are the positions of host scalars that differ from step to step."""
-    return _Finder(placed, scalars, changing).find()
+    return _Finder(placed, arithmetic, changing).find()
 
 
 class _Finder:
-    def __init__(self, placed: PlacedStep, scalars: HostScalars, changing: frozenset[int]) -> None:
-        self.placed, self.slots, self.scalars = placed, placed.slots, scalars
-        self.homes, self.makers = placed.homes.tolist(), placed.slots.graph.producer.tolist()
+    def __init__(self, placed: PlacedStep, arithmetic: HostArithmetic, changing: frozenset[int]) -> None:
+        self.placed, self.resolved, self.arithmetic = placed, placed.resolved, arithmetic
+        self.tensor_devices, self.makers = placed.tensor_devices.tolist(), placed.resolved.graph.producer.tolist()
         self.from_host = placed.launches_from_host
         self.runs = [s for s in placed.instructions.sequence if isinstance(s, RunOp) and self.from_host[s.device]]
         self.devices = {run.op: run.device for run in self.runs}
         self.moving = {  # storages of residents that are allocated again in every step
             resident.tensor
-            for resident in self.slots.program.residents
-            if resident.kind == "constant" and resident.tensor in self.slots.written_storages
+            for resident in self.resolved.program.residents
+            if resident.kind == "constant" and resident.tensor in self.resolved.written_storages
         }
         self.is_recordable = {run.op: self._is_recordable(run.op, changing) for run in self.runs}
 
@@ -71,7 +71,7 @@ class _Finder:
     # --- each op alone ---
 
     def _is_recordable(self, op: int, changing: frozenset[int]) -> bool:
-        call = self.slots.op_calls[op]
+        call = self.resolved.op_calls[op]
         if not isinstance(call.function, OpOverload) or is_random(call):
             return False
         if self._makes_the_host_wait(call.function, call.args):
@@ -82,24 +82,24 @@ class _Finder:
         name = function._schema.name.partition("::")[2]
         if name not in INDEXING:
             return name.startswith(WAITING) or any(tag in function.tags for tag in UNKNOWN_SIZES)
-        storages = [self.slots.storages[index] for index in args[1] if index is not None]
-        shapes = [None if storage == HOST_VALUE else self.slots.graph.tensors.shape_of(storage) for storage in storages]
+        storages = [self.resolved.storages[index] for index in args[1] if index is not None]
+        shapes = [None if storage == HOST_VALUE else self.resolved.graph.tensors.shape_of(storage) for storage in storages]
         return any(shape is None or not shape.dtype.startswith("int") for shape in shapes)
 
     def _read_scalars(self, op: int, call: Call) -> list[int]:
-        return [self.scalars.position(op, slot) for slot in slots_of(call) if self.slots.storages[slot] == HOST_VALUE]
+        return [self.arithmetic.position(op, slot) for slot in slots_of(call) if self.resolved.storages[slot] == HOST_VALUE]
 
     def _reads(self, op: int) -> list[tuple[int, int]]:
         """Returns the (storage, tensor) of all that an op reads or writes in place."""
-        storages = dict.fromkeys(self.slots.storages[slot] for slot in slots_of(self.slots.op_calls[op]))
-        return [(storage, self.slots.read_versions[op][storage]) for storage in storages if storage != HOST_VALUE]
+        storages = dict.fromkeys(self.resolved.storages[slot] for slot in slots_of(self.resolved.op_calls[op]))
+        return [(storage, self.resolved.read_versions[op][storage]) for storage in storages if storage != HOST_VALUE]
 
     def _in_place(self) -> set[int]:
         """Returns the recordable ops that read nothing that is at another address in every step."""
         found: set[int] = set()
         for run in self.runs:
             if self.is_recordable[run.op] and all(
-                self.homes[tensor] != run.device  # a copy, into memory that is kept
+                self.tensor_devices[tensor] != run.device  # a copy, into memory that is kept
                 or (storage not in self.moving if self.makers[storage] < 0 else self.makers[storage] in found)
                 for storage, tensor in self._reads(run.op)
             ):
@@ -116,11 +116,10 @@ class _Finder:
                 continue
             needs = waits.before[number]
             ending: list[int] = []
-            is_pinned = isinstance(instruction, CopyTensor) and self.placed.is_handed_over(
-                instruction
-            )  # the host waits for that
-            if is_pinned or not all(map(self._is_launched, needs)):
-                ending = list(open_ops)  # the host waits for a thread: what can be launched is launched before
+            is_handed_over = isinstance(instruction, CopyTensor) and self.placed.is_handed_over(instruction)
+            host_waits = is_handed_over or not all(map(self._is_launched, needs))
+            if host_waits:
+                ending = list(open_ops)  # for a thread: what can be launched is launched before
             elif isinstance(instruction, CopyTensor) or needs or instruction.op not in in_place:
                 ending = [instruction.source if isinstance(instruction, CopyTensor) else instruction.device]
             for device in ending:
@@ -138,18 +137,18 @@ class _Finder:
 
     def _describe(self, segments: list[tuple[int, ...]]) -> Segments:
         inside = {op for segment in segments for op in segment}
-        storages = self.slots.graph.storage.tolist()
-        outside = {self.slots.storages[slot] for slot in self.slots.program.outputs}
+        storages = self.resolved.graph.storage.tolist()
+        outside = {self.resolved.storages[slot] for slot in self.resolved.program.outputs}
         outside |= {storages[s.tensor] for s in self.placed.instructions.sequence if isinstance(s, CopyTensor)}
         outside |= {storage for run in self.runs if run.op not in inside for storage, _ in self._reads(run.op)}
         read = [(self.devices[op], *pair) for op in inside for pair in self._reads(op)]
-        at_home = {storage for device, storage, tensor in read if self.homes[tensor] == device}
+        not_copied = {storage for device, storage, tensor in read if self.tensor_devices[tensor] == device}
         return Segments(
             tuple(segments),
             frozenset(storage for storage in outside if storage != HOST_VALUE and self.makers[storage] in inside),
-            frozenset((tensor, device) for device, _, tensor in read if self.homes[tensor] != device),
-            frozenset(storage for storage in at_home if self.makers[storage] < 0),
-            frozenset(scalar for op in inside for scalar in self._read_scalars(op, self.slots.op_calls[op])),
+            frozenset((tensor, device) for device, _, tensor in read if self.tensor_devices[tensor] != device),
+            frozenset(storage for storage in not_copied if self.makers[storage] < 0),
+            frozenset(scalar for op in inside for scalar in self._read_scalars(op, self.resolved.op_calls[op])),
         )
 
 
