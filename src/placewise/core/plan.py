@@ -66,7 +66,8 @@ class Plan:
         """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
         The default cluster is the preset that the plan names, or else this machine. `virtual` cuts GPUs into several
-        devices: {"cuda:0": 4}. `cuda_graphs` replays runs of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
+        devices: {"cuda:0": 4}. `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory
+        (docs/run.md).
         """
         from placewise.run.step.compiling import compile_plan
 

@@ -12,8 +12,7 @@ import pytest
 from placewise.cli import main
 from placewise.core.errors import StrategyError
 from placewise.core.profile import Timing
-from placewise.experiments.bench import measured_steps
-from placewise.experiments.bench.measured_steps import rank_correlation
+from placewise.experiments.bench.bench_measured import rank_correlation
 from placewise.measure.profiler import Profiling, measure_profile
 from placewise.measure.steps import MeasuredSteps, measure_steps
 from placewise.models import load_graph
@@ -69,8 +68,8 @@ def test_rounds_are_profiled_and_run_again(bench: Bench, monkeypatch: pytest.Mon
     def clocked(*args: Any) -> MeasuredSteps:
         return replace(measure_steps(*args), step_seconds=np.full(5, next(taken)))
 
-    monkeypatch.setattr(measured_steps, "measure_profile", scaled)
-    monkeypatch.setattr(measured_steps, "measure_steps", clocked)
+    monkeypatch.setattr("placewise.measure.profiler.measure_profile", scaled)
+    monkeypatch.setattr("placewise.measure.steps.measure_steps", clocked)
     code, printed, errors = bench(1, "--strategies", "cpu-only,heft", "--rounds", "3", "--json")
     assert code == 0
     found = json.loads(printed)
@@ -95,7 +94,7 @@ def test_a_stopped_benchmark_prints_what_it_has(
             raise KeyboardInterrupt
         return measure_profile(*args, **settings)
 
-    monkeypatch.setattr(measured_steps, "measure_profile", profile)
+    monkeypatch.setattr("placewise.measure.profiler.measure_profile", profile)
     code, printed, errors = bench(1, "--strategies", "cpu-only", "--rounds", "2", "--json")
     assert code == expected
     assert "placewise: stopped" in errors

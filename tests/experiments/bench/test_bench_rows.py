@@ -12,9 +12,8 @@ from simulated import Step, gpus
 
 from placewise import zoo
 from placewise.cli import main
-from placewise.experiments.bench import strategy_rows
-from placewise.experiments.bench.strategy_rows import (
-    FAST_STRATEGIES,
+from placewise.experiments.bench import bench_rows, fast_strategies
+from placewise.experiments.bench.bench_rows import (
     ROWS,
     TODAY_STRATEGIES,
     Row,
@@ -35,15 +34,15 @@ QUICKLY = ["--budget", "12", "--seconds", "0.05"]
 
 @pytest.fixture
 def tiny_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strategy_rows, "ROWS", TINY)
+    monkeypatch.setattr(bench_rows, "ROWS", TINY)
 
 
 def test_the_tables_are_the_papers() -> None:
     assert [sum(row.table == table for row in ROWS) for table in ("post", "hdp", "today")] == [11, 6, 9]
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert all(row.model.partition(":")[0] in zoo.MODELS and row.cluster in PRESETS for row in ROWS)
-    assert set(TODAY_STRATEGIES) < set(FAST_STRATEGIES) < set(STRATEGIES)
-    assert set(STRATEGIES) - set(FAST_STRATEGIES) == {"exact", "colocrl", "spotlight", "hdp"}
+    assert set(TODAY_STRATEGIES) < set(fast_strategies()) < set(STRATEGIES)
+    assert set(STRATEGIES) - set(fast_strategies()) == {"exact", "colocrl", "spotlight", "hdp"}
 
 
 def test_every_strategy_gets_its_budget_and_respects_the_bound() -> None:
@@ -61,14 +60,14 @@ def test_what_is_in_the_file_is_not_searched_again(tmp_path: Path, monkeypatch: 
     """Stopped in the second search of the second row, it goes on with that one."""
     output = tmp_path / "rows.json"
     done: list[tuple[Row, str]] = []
-    search = strategy_rows._search
+    search = bench_rows._search
 
     def stopping(row: Row, problem: Any, name: str, budget: RowBudget) -> Any:
         if (row, name) == (TINY[1], "random") and len(done) == 3:
             raise KeyboardInterrupt
         return search(row, problem, name, budget)
 
-    monkeypatch.setattr(strategy_rows, "_search", stopping)
+    monkeypatch.setattr(bench_rows, "_search", stopping)
     arguments = (TINY, BUDGET, ("gpu-only", "random"), output, lambda row, name, found: done.append((row, name)))
     with pytest.raises(KeyboardInterrupt):
         search_rows(*arguments)

@@ -7,11 +7,11 @@ import pytest
 from captured import GOLDEN
 from command_line import refused
 
+from placewise import zoo
 from placewise.cli import main
-from placewise.experiments.bench.bench_suite import CLUSTERS, MODELS
-from placewise.experiments.bench.strategy_suite import (
-    ALL_CLUSTERS,
-    ALL_MODELS,
+from placewise.experiments.bench.bench_suite import (
+    CLUSTERS,
+    MODELS,
     Suite,
     SuiteProblem,
     scores,
@@ -19,6 +19,7 @@ from placewise.experiments.bench.strategy_suite import (
     suite_page,
 )
 from placewise.experiments.recorded_searches import Found
+from placewise.machines.presets import PRESETS
 
 CAPTURED = str(GOLDEN / "captured.json.gz")
 SUITE = Suite((CAPTURED,), ("2xK80", "4090+3060"), ("gpu-only", "random", "post"), evaluations=24, seeds=2)
@@ -30,8 +31,8 @@ def times(done: list[SuiteProblem]) -> list[list[tuple[float | None, ...]]]:
 
 
 def test_everything_that_is_asked_for_by_name_is_there() -> None:
-    assert {model.partition(":")[0] for model in MODELS} <= {*ALL_MODELS}
-    assert {*CLUSTERS} < {*ALL_CLUSTERS}
+    assert {model.partition(":")[0] for model in MODELS} <= {*zoo.MODELS}
+    assert {*CLUSTERS} < {*PRESETS}
 
 
 def test_scores_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Benchmarks are files that are found by being there."""
+"""Benchmarks are discovered automatically."""
 
 from dataclasses import MISSING
 from pathlib import Path

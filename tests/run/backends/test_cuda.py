@@ -16,7 +16,7 @@ from placewise import zoo
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.problem import Problem
-from placewise.experiments.bench.executor_speed import launches
+from placewise.experiments.bench.bench_execute import launches
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.random_batch import random_batch

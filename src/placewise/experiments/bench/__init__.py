@@ -1,9 +1,8 @@
 """Benchmarks that anyone can repeat: `placewise bench NAME`.
 
-Every file `bench_NAME.py` in this folder is a benchmark, found by being there: a frozen dataclass that derives from
-`Benchmark`. Its docstring is the summary, its fields are the options, and `run` measures. `placewise bench --help` imports
-all of these files, so they load heavy packages only inside functions. The other files do the heavy work of a benchmark, or
-are what several share.
+Benchmarks are discovered automatically: every file `bench_NAME.py` in this folder is one. It has a frozen dataclass that
+derives from `Benchmark`: its docstring is the summary, its fields are the options, and `run` measures. `placewise bench
+--help` imports all of these files, so they load heavy packages only inside functions. The other files are shared.
 """
 
 import importlib
@@ -14,6 +13,10 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 PREFIX = "bench_"
+
+NEURAL = ("colocrl", "spotlight", "hdp")  # slow: searched only if they are named
+
+FAST = "default: all but exact and the neural ones"  # in words, for help
 
 Rows = list[dict[str, Any]]  # figures by name; every row has the same names
 
@@ -95,6 +98,13 @@ def find_benchmarks() -> dict[str, type[Benchmark]]:
             (benchmark,) = (one for one in Benchmark.__subclasses__() if one.__module__ == module.__name__)
             found[benchmark.name()] = benchmark
     return found
+
+
+def fast_strategies() -> tuple[str, ...]:
+    """Returns the strategies that are compared unless others are named."""
+    from placewise.strategies import STRATEGIES
+
+    return tuple(name for name, entry in STRATEGIES.items() if entry.family != "exact" and name not in NEURAL)
 
 
 def table_of(rows: Rows) -> str:

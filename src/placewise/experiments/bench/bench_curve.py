@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from placewise.experiments.bench import Benchmark, Findings, Rows, option
+from placewise.experiments.bench import Benchmark, Findings, Rows, fast_strategies, option
 
 if TYPE_CHECKING:
     from placewise.core.arrays import Floats
@@ -31,11 +31,10 @@ class BestOverTime(Benchmark):
         """Searches with one strategy after the other."""
         from placewise.core.cluster import Cluster
         from placewise.core.problem import Problem
-        from placewise.experiments.bench.strategy_rows import FAST_STRATEGIES
         from placewise.models import load_graph
 
         problem = Problem.of(load_graph(self.model), Cluster.load(self.cluster))
-        return self.findings(curve_rows({name: self._curve(problem, name) for name in self.strategies or FAST_STRATEGIES}))
+        return self.findings(curve_rows({name: self._curve(problem, name) for name in self.strategies or fast_strategies()}))
 
     def _curve(self, problem: "Problem", strategy: str) -> "tuple[Floats, Floats]":
         """Returns the seconds and the best step seconds after each proposal of a strategy; empty if it can't be used."""

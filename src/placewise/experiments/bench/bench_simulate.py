@@ -70,7 +70,7 @@ def _speeds(problem: "Problem", placements: "Ints") -> dict[str, float]:
 
 
 def _best_seconds(run: Callable[[], object]) -> float:
-    """Returns the shortest of several runs after a warm-up: other work on the machine only makes a run longer."""
+    """Returns the shortest of several calls after a warm-up: other work on the machine only makes a call longer."""
     run()
     times = []
     for _ in range(REPEATS):

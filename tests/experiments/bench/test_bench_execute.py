@@ -2,7 +2,7 @@
 
 import pytest
 
-from placewise.experiments.bench.executor_speed import hand_overs, launches, two_branches
+from placewise.experiments.bench.bench_execute import hand_overs, launches, two_branches
 
 pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
 
