@@ -1,7 +1,7 @@
 """The page that shows plans: one HTML file that works offline and loads nothing.
 
-Its panels are files in template/panels, found by being there: markup, style and script of one part of the page, in the
-order of their names. A script registers its panel with `addPanel` (template/state.js).
+Panels are discovered automatically: every file in template/panels is one, with the markup, style and script of one part of
+the page. They appear in the order of their names. A script registers its panel with `addPanel` (template/state.js).
 """
 
 import json
