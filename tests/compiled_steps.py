@@ -75,9 +75,9 @@ def assert_runs_like_eager(
     **how: Any,
 ) -> None:
     """Asserts that losses, parameters, buffers and state are eager's, bit for bit, after each step from the first one on."""
-    (model, optimizer), (twin, twin_optimizer) = build(), build()
-    twin.load_state_dict(copy.deepcopy(model.state_dict()))
-    captured = capture_step(TrainingStep(twin, loss_fn, twin_optimizer, batches[0], micro_batches))
+    (model, optimizer), (compiled_model, compiled_optimizer) = build(), build()
+    compiled_model.load_state_dict(copy.deepcopy(model.state_dict()))
+    captured = capture_step(TrainingStep(compiled_model, loss_fn, compiled_optimizer, batches[0], micro_batches))
     train_step = compiled(captured, **how)
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
@@ -88,10 +88,10 @@ def assert_runs_like_eager(
         for part in parts[1:]:
             expected = expected + part
         assert bitwise(loss, expected), f"loss of step {number}: {loss} for {expected}"
-        found, wanted = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        found, wanted = snapshot(compiled_model, compiled_optimizer), snapshot(model, optimizer)
         assert found.keys() == wanted.keys()
         assert [key for key in wanted if not bitwise(found[key], wanted[key])] == [], f"step {number}"
-        for group in (*optimizer.param_groups, *twin_optimizer.param_groups):
+        for group in (*optimizer.param_groups, *compiled_optimizer.param_groups):
             group["lr"] = group["lr"] * 0.9
     train_step.close()
 

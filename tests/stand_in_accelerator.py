@@ -1,9 +1,9 @@
-"""A stand-in for an accelerator, on the CPU: streams that check what the lanes do, and graphs that check what they replay.
+"""A stand-in for an accelerator, on the CPU: streams and a recorder that check what the lanes do.
 
 InstantStreams check that an event is recorded before anything waits for it, and that each op starts in its own device's
-stream. Tapes note the calls of a segment with their arguments, as they were. A replay makes those calls again and writes
-over the tensors that the first ones returned. So a scalar that was taken as fixed, an address that has changed, or a value
-that was not kept shows as another result.
+stream. RecordedCalls are the calls of a segment with their arguments, as they were. A replay makes those calls again and
+writes over the tensors that the first ones returned. So a scalar that was taken as fixed, an address that has changed, or a
+value that was not kept shows as another result.
 """
 
 import time
@@ -167,7 +167,7 @@ class LateStreams(InstantStreams):
             yield
 
 
-class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RecordedCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The calls of a segment, with their arguments and results."""
 
     def __init__(self) -> None:
@@ -198,37 +198,37 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     old.copy_(new)
 
 
-class Tapes:
+class StandInRecorder:
     """Stands in for CudaGraphs."""
 
     def __init__(self) -> None:
-        self.tapes: dict[int, Tape] = {}
+        self.segments: dict[int, RecordedCalls] = {}
         self.replays = 0
 
     def begin(self, segment: int, device: int) -> Prepared:
         def begin() -> None:
-            self.tapes[segment] = Tape()
-            self.tapes[segment].start()
+            self.segments[segment] = RecordedCalls()
+            self.segments[segment].start()
 
         return begin
 
     def end(self, segment: int) -> Prepared:
-        return lambda: self.tapes[segment].stop()
+        return lambda: self.segments[segment].stop()
 
     def replay(self, segment: int) -> Prepared:
         def replay() -> None:
             self.replays += 1
-            self.tapes[segment].replay()
+            self.segments[segment].replay()
 
         return replay
 
     def abandon(self) -> None:
-        for tape in self.tapes.values():
-            if tape.is_running:
-                tape.stop()
+        for calls in self.segments.values():
+            if calls.is_running:
+                calls.stop()
 
     def reset(self) -> None:
-        self.tapes.clear()
+        self.segments.clear()
 
 
 class StandInAccelerator:
@@ -249,5 +249,5 @@ class StandInAccelerator:
     def open_streams(self, devices: Sequence[RealDevice]) -> InstantStreams:
         return InstantStreams([device.launches_from_host for device in devices])
 
-    def recorder_factory(self, devices: Sequence[RealDevice]) -> Callable[[], Tapes]:
-        return Tapes
+    def recorder_factory(self, devices: Sequence[RealDevice]) -> Callable[[], StandInRecorder]:
+        return StandInRecorder

@@ -130,7 +130,7 @@ def _compare_hardware(profile: "Profile", devices: "tuple[RealDevice, ...]", sou
             return
 
 
-def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str, Any]:
+def _result(found: Any, predicted: Any, has_gpu: bool, num_recorded_ops: int) -> dict[str, Any]:
     """Returns what was measured as plain data; no host time for CPU devices, whose threads launch their own ops."""
     import numpy as np
 
@@ -143,7 +143,7 @@ def _result(found: Any, predicted: Any, has_gpu: bool, graphed: int) -> dict[str
         "steps": found.step_seconds.tolist(),
         "host_seconds_per_launch": float(np.median(found.launch_seconds)) / max(launches, 1) if has_gpu else None,
         "launches": launches,
-        "launched_by_graphs": graphed,
+        "launched_by_graphs": num_recorded_ops,
         "fits": predicted.fits,
         "overflow_bytes": dict(zip(names, overflow.tolist(), strict=True)),
         "predicted_peak_bytes": dict(zip(names, predicted.peak_bytes.tolist(), strict=True)),

@@ -88,8 +88,8 @@ def on_plain_streams(step: CapturedStep, problem: Problem, placement: Ints, cuda
     )
     placed = PlacedStep(ResolvedProgram.of(step), lower(problem, placement), tensor_devices(problem, placement), devices)
     streams = {device.name: torch.cuda.Stream("cuda:0") for device in devices}  # type: ignore[no-untyped-call]
-    graphs = partial(CudaGraphs, devices) if cuda_graphs else None
-    return TrainStep(step, placed, CudaStreams(devices, lambda device: streams[device.name]), graphs)
+    make_recorder = partial(CudaGraphs, devices) if cuda_graphs else None
+    return TrainStep(step, placed, CudaStreams(devices, lambda device: streams[device.name]), make_recorder)
 
 
 def train(train_step: TrainStep, batch: Any, steps: int) -> list[float]:

@@ -48,21 +48,21 @@ def cluster_of_kinds(*kinds: str) -> Cluster:
     return replace(cluster, devices=tuple(replace(device, kind=kind) for device, kind in devices))
 
 
-@pytest.mark.parametrize("records_graphs", [False, True])
-def test_a_new_kind_of_device_trains_next_to_cpu_threads(new_kind: str, records_graphs: bool) -> None:
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_new_kind_of_device_trains_next_to_cpu_threads(new_kind: str, is_recorded: bool) -> None:
     """Two of them and a CPU, with a random placement: the losses of eager code; the allocators are asked for their peaks."""
     model, optimizer, batch = small_training()
-    twin, twin_optimizer, _ = small_training()
-    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    eager_model, eager_optimizer, _ = small_training()
+    eager_model.load_state_dict(copy.deepcopy(model.state_dict()))
     step = capture_with_mse(model, optimizer, batch)
     problem = Problem.of(step.graph, cluster_of_kinds(new_kind, "cpu", new_kind))
     placement = random_placements(problem, np.random.default_rng(0), 1)[0]
     devices = tuple(replace(device, threads=1) for device in real_devices(problem.cluster))
-    train_step = compile_placement(problem, placement, None, step, devices, records_graphs)
-    eager = capture_with_mse(twin, twin_optimizer, batch).step
+    train_step = compile_placement(problem, placement, None, step, devices, is_recorded)
+    eager = capture_with_mse(eager_model, eager_optimizer, batch).step
     for _ in range(5):
         assert torch.equal(train_step(batch), eager_step(eager)[0])
-    assert (train_step.num_recorded_ops > 0) == records_graphs
+    assert (train_step.num_recorded_ops > 0) == is_recorded
     assert train_step.allocated_bytes() == {"cpu:0": 7, "cpu:2": 7}
     train_step.close()
 

@@ -93,11 +93,11 @@ def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch)
 @settings(max_examples=60)
 def test_gpus_and_cpus_together(seed: int, num_ops: int, from_host: tuple[bool, ...]) -> None:
     torch.manual_seed(seed % 1000)
-    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
-    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
-    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    model, compiled_model = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    compiled_model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, compiled_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, compiled_model))
     batch = (torch.randn(6, 4), torch.randn(6, 4))
-    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch))
+    captured = capture_step(TrainingStep(compiled_model, nn.MSELoss(), compiled_optimizer, batch))
     placed = placed_at_random(captured, seed, from_host)
     train_step = TrainStep(captured, placed, InstantStreams(list(from_host)))
     for number in range(3):
@@ -108,7 +108,7 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, from_host: tuple[bool, 
             trace = train_step.trace(batch)
             wanted = {i for i, s in enumerate(placed.instructions.sequence) if isinstance(s, (RunOp, CopyTensor))}
             assert trace.nbytes.keys() == wanted
-        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        found, values = snapshot(compiled_model, compiled_optimizer), snapshot(model, optimizer)
         assert [key for key in values if not bitwise(found[key], values[key])] == []
     train_step.close()
 
@@ -123,19 +123,19 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, from_host: tuple[bool, 
 def test_copies_may_be_late(seed: int, num_ops: int, from_host: tuple[bool, ...], micro_batches: int) -> None:
     """Nothing reads a copy before it is made, or writes what is still copied, above all not pinned parameters."""
     torch.manual_seed(seed % 1000)
-    model, twin = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
-    twin.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
-    optimizer, twin_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, twin))
+    model, compiled_model = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
+    compiled_model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
+    optimizer, compiled_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, compiled_model))
     batch = (torch.randn(6 * micro_batches, 4), torch.randn(6 * micro_batches, 4))
-    captured = capture_step(TrainingStep(twin, nn.MSELoss(), twin_optimizer, batch, micro_batches))
+    captured = capture_step(TrainingStep(compiled_model, nn.MSELoss(), compiled_optimizer, batch, micro_batches))
     train_step = TrainStep(captured, placed_at_random(captured, seed, from_host), LateStreams(list(from_host)))
     for number in range(4):
         first, *others = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch, micro_batches))
         assert bitwise(train_step(batch), sum(others, start=first))
-        found, values = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
+        found, values = snapshot(compiled_model, compiled_optimizer), snapshot(model, optimizer)
         assert [key for key in values if not bitwise(found[key], values[key])] == []
         if number == 1:
-            for each in (model, twin):
+            for each in (model, compiled_model):
                 each.load_state_dict({key: value * 1.01 for key, value in each.state_dict().items()})
     train_step.close()
 

@@ -1,4 +1,4 @@
-"""Steps with graphs, on a stand-in accelerator; real CUDA graphs are tested in run/backends/test_cuda.py."""
+"""Recorded and replayed steps, on a stand-in accelerator; real CUDA graphs are tested in run/backends/test_cuda.py."""
 
 import copy
 import gc
@@ -12,7 +12,7 @@ from compiled_steps import Optimizer, RandomNet
 from eager_steps import OPTIMIZERS, bitwise, eager_step, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stand_in_accelerator import InstantStreams, Tapes, placed_at_random
+from stand_in_accelerator import InstantStreams, StandInRecorder, placed_at_random
 from torch import Tensor, nn
 
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
@@ -25,51 +25,51 @@ from placewise.run.step.train_step import TrainStep
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
 
 
-def graphed(captured: CapturedStep, seed: int, from_host: tuple[bool, ...]) -> tuple[TrainStep, list[Tapes]]:
-    """Returns the step in a random placement on GPUs and CPUs, in a random order, and a list that its graphs go into."""
-    made: list[Tapes] = []
+def recorded(captured: CapturedStep, seed: int, from_host: tuple[bool, ...]) -> tuple[TrainStep, list[StandInRecorder]]:
+    """Returns the step in a random placement on GPUs and CPUs, in a random order, and a list that its recorders go into."""
+    made: list[StandInRecorder] = []
     placed = placed_at_random(captured, seed, from_host)
 
-    def make() -> Tapes:
-        made.append(Tapes())
+    def make() -> StandInRecorder:
+        made.append(StandInRecorder())
         return made[-1]
 
     return TrainStep(captured, placed, InstantStreams(list(from_host)), make), made
 
 
-class Twins:
+class ModelPair:
     """Two equal models: one is trained by eager steps, the other by a compiled step."""
 
     def __init__(
         self, build: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer], micro_batches: int = 1
     ) -> None:
-        self.model, self.twin = build(), build()
-        self.twin.load_state_dict(copy.deepcopy(self.model.state_dict()))
-        self.optimizers = [optimizer(model.parameters()) for model in (self.model, self.twin)]
+        self.eager_model, self.compiled_model = build(), build()
+        self.compiled_model.load_state_dict(copy.deepcopy(self.eager_model.state_dict()))
+        self.optimizers = [optimizer(model.parameters()) for model in (self.eager_model, self.compiled_model)]
         self.micro_batches = micro_batches
 
     def capture(self) -> CapturedStep:
-        return capture_step(TrainingStep(self.twin, nn.MSELoss(), self.optimizers[1], batch(), self.micro_batches))
+        return capture_step(TrainingStep(self.compiled_model, nn.MSELoss(), self.optimizers[1], batch(), self.micro_batches))
 
     def assert_same_step(self, train_step: TrainStep) -> None:
         given = batch()
-        losses = eager_step(TrainingStep(self.model, nn.MSELoss(), self.optimizers[0], given, self.micro_batches))
+        losses = eager_step(TrainingStep(self.eager_model, nn.MSELoss(), self.optimizers[0], given, self.micro_batches))
         expected = sum(losses[1:], start=losses[0])
         assert bitwise(train_step(given), expected)
-        found, wanted = snapshot(self.twin, self.optimizers[1]), snapshot(self.model, self.optimizers[0])
+        found, wanted = snapshot(self.compiled_model, self.optimizers[1]), snapshot(self.eager_model, self.optimizers[0])
         assert [key for key in wanted if not bitwise(found[key], wanted[key])] == []
 
 
-def graphed_twins(
+def recorded_pair(
     steps: int = WARM_UP + 2, from_host: tuple[bool, ...] = (True, True)
-) -> tuple[Twins, TrainStep, list[Tapes]]:
-    """Returns twins whose only host scalar is a constant rate, after some steps, of which the last one is replayed."""
+) -> tuple[ModelPair, TrainStep, list[StandInRecorder]]:
+    """Returns a pair whose only host scalar is a constant rate, after some steps, of which the last one is replayed."""
     torch.manual_seed(0)
-    twins = Twins(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
-    train_step, made = graphed(twins.capture(), 2, from_host)
+    pair = ModelPair(lambda: RandomNet(2, 8), lambda p: torch.optim.SGD(p, 0.01, foreach=False))
+    train_step, made = recorded(pair.capture(), 2, from_host)
     for _ in range(steps):
-        twins.assert_same_step(train_step)
-    return twins, train_step, made
+        pair.assert_same_step(train_step)
+    return pair, train_step, made
 
 
 def batch() -> tuple[Tensor, Tensor]:
@@ -97,12 +97,12 @@ FROM_HOST = st.sampled_from([(True,), (True, True), (True, False), (False, True,
 def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, from_host: tuple[bool, ...], changes: bool) -> None:
     """With another batch in every step, and with rates that change in every step, or in one."""
     torch.manual_seed(seed % 1000)
-    twins = Twins(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 1e-4, momentum=0.9, foreach=False))
-    train_step, made = graphed(twins.capture(), seed, from_host)
+    pair = ModelPair(lambda: RandomNet(seed, num_ops), lambda p: torch.optim.SGD(p, 1e-4, momentum=0.9, foreach=False))
+    train_step, made = recorded(pair.capture(), seed, from_host)
     for number in range(WARM_UP + 5):
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
         if changes or number == WARM_UP + 2:
-            for group in (*twins.optimizers[0].param_groups, *twins.optimizers[1].param_groups):
+            for group in (*pair.optimizers[0].param_groups, *pair.optimizers[1].param_groups):
                 group["lr"] *= 0.9
     train_step.close()
     assert len(made) <= 2
@@ -113,28 +113,28 @@ def test_replayed_steps_are_eager_ones(seed: int, num_ops: int, from_host: tuple
 def test_all_optimizers(name: str, micro_batches: int) -> None:
     torch.manual_seed(0)
     layers = (nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid())
-    twins = Twins(lambda: copy.deepcopy(nn.Sequential(*layers)), OPTIMIZERS[name], micro_batches)
-    train_step, made = graphed(twins.capture(), 1, (True,))
+    pair = ModelPair(lambda: copy.deepcopy(nn.Sequential(*layers)), OPTIMIZERS[name], micro_batches)
+    train_step, made = recorded(pair.capture(), 1, (True,))
     for _ in range(WARM_UP + 3):  # RAdam takes another branch in its sixth step
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
     assert made
     assert made[-1].replays >= 1
     train_step.close()
 
 
 def test_a_model_that_moved_is_recorded_again() -> None:
-    twins, train_step, made = graphed_twins()
+    pair, train_step, made = recorded_pair()
     assert len(made) == 1
-    for parameter in twins.twin.parameters():
+    for parameter in pair.compiled_model.parameters():
         parameter.data = parameter.data.clone()
     for _ in range(3):
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
     assert len(made) == 2
     train_step.close()
 
 
 def test_losses_that_were_returned_stay() -> None:
-    _, train_step, _ = graphed_twins(0)
+    _, train_step, _ = recorded_pair(0)
     losses = [train_step(batch()) for _ in range(WARM_UP + 4)]
     values = [float(loss) for loss in losses]
     train_step(batch())
@@ -143,25 +143,28 @@ def test_losses_that_were_returned_stay() -> None:
 
 
 def test_a_whole_step_on_one_gpu_is_one_segment() -> None:
-    """With plain SGD no scalar changes and there is no other device to wait for, so one graph has all ops."""
-    _, _, made = graphed_twins(from_host=(True,))
+    """With plain SGD no scalar changes and there is no other device to wait for, so one segment has all ops."""
+    _, _, made = recorded_pair(from_host=(True,))
     assert made[-1].replays == 1
-    assert len(made[-1].tapes) == 1
+    assert len(made[-1].segments) == 1
 
 
 def test_another_layout_in_memory_is_recorded_again() -> None:
-    twins, train_step, made = graphed_twins()
-    for parameter in (*twins.twin.parameters(), *twins.model.parameters()):  # the layout changes how kernels round
-        parameter.data = parameter.data.t().contiguous().t()
+    pair, train_step, made = recorded_pair()
+    for model in (pair.compiled_model, pair.eager_model):  # in both: the layout changes how kernels round
+        for parameter in model.parameters():
+            parameter.data = parameter.data.t().contiguous().t()
     for _ in range(3):
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
     assert len(made) == 2
 
 
 def test_what_was_recorded_goes_with_the_step() -> None:
-    """Without the garbage collector: graphs hold much memory."""
-    _, train_step, made = graphed_twins()
-    kept = [weakref.ref(tensor) for tape in made[0].tapes.values() for *_, results in tape.entries for tensor in results]
+    """Without the garbage collector: recordings hold much memory."""
+    _, train_step, made = recorded_pair()
+    entries = [entry for calls in made[0].segments.values() for entry in calls.entries]
+    kept = [weakref.ref(tensor) for *_, results in entries for tensor in results]
+    del entries
     lane = weakref.ref(train_step._lanes.functions[-1])
     assert kept
     gc.disable()
@@ -175,22 +178,22 @@ def test_what_was_recorded_goes_with_the_step() -> None:
 
 
 def test_a_step_that_never_stays_the_same_stays_plain() -> None:
-    twins, train_step, made = graphed_twins()
+    pair, train_step, made = recorded_pair()
     for _ in range(MOST_RECORDINGS + 3):
-        for parameter in twins.twin.parameters():
+        for parameter in pair.compiled_model.parameters():
             parameter.data = parameter.data.clone()
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
     assert len(made) == MOST_RECORDINGS
 
 
 def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, train_step, made = graphed_twins(WARM_UP, (True,))
+    _, train_step, made = recorded_pair(WARM_UP, (True,))
 
     def fail() -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tapes, "end", lambda tapes, segment: fail)
+        patch.setattr(StandInRecorder, "end", lambda recorder, segment: fail)
         with pytest.warns(UserWarning, match="not recorded from now on"), pytest.raises(RuntimeError, match="capturing"):
             train_step(batch())
     train_step(batch())
@@ -198,7 +201,7 @@ def test_a_recording_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, train_step, made = graphed_twins(WARM_UP, (True,))
+    _, train_step, made = recorded_pair(WARM_UP, (True,))
 
     def interrupt(writer: Any) -> None:
         raise KeyboardInterrupt
@@ -213,14 +216,14 @@ def test_an_interrupt_while_lanes_are_written_does_no_harm(monkeypatch: pytest.M
 
 
 def test_a_plain_step_in_between() -> None:
-    """A step is traced without graphs, whose memory is given back for that."""
-    twins, train_step, made = graphed_twins()
+    """A step is traced without the recording, whose memory is given back for that."""
+    pair, train_step, made = recorded_pair()
     given = batch()
     train_step.trace(given)
-    eager_step(TrainingStep(twins.model, nn.MSELoss(), twins.optimizers[0], given))
-    assert not made[0].tapes
+    eager_step(TrainingStep(pair.eager_model, nn.MSELoss(), pair.optimizers[0], given))
+    assert not made[0].segments
     for _ in range(2):
-        twins.assert_same_step(train_step)
+        pair.assert_same_step(train_step)
 
 
 @pytest.mark.parametrize(("mask", "share"), [(True, 0.0), (False, 1.0)])
@@ -233,7 +236,7 @@ def test_masks_are_left_to_the_host(mask: bool, share: float) -> None:
 
     which = torch.tensor([True, False, True]) if mask else torch.tensor([0, 2])
     step = capture_inference(Chosen(), (torch.randn(3), which))
-    train_step, _ = graphed(step, 0, (True,))
+    train_step, _ = recorded(step, 0, (True,))
     for _ in range(WARM_UP + 2):
         train_step(step.step.batch)
     assert train_step.num_recorded_ops == share * len(step.graph.ops)

@@ -23,10 +23,10 @@ pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarning
 def test_state_goes_to_another_model_and_back_between_steps() -> None:
     """Two compiled steps, one eager step, three more compiled ones from a checkpoint: all as eager code does it."""
     model, optimizer, batch = small_training()
-    twin, twin_optimizer, _ = small_training()
-    twin.load_state_dict(model.state_dict())
+    eager_model, eager_optimizer, _ = small_training()
+    eager_model.load_state_dict(model.state_dict())
     train_step = compiled(capture_with_mse(model, optimizer, batch))
-    eager = capture_with_mse(twin, twin_optimizer, batch).step
+    eager = capture_with_mse(eager_model, eager_optimizer, batch).step
     for _ in range(2):
         assert torch.equal(train_step(batch), eager_step(eager)[0])
     checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
@@ -34,27 +34,29 @@ def test_state_goes_to_another_model_and_back_between_steps() -> None:
     assert torch.equal(train_step(batch), (eager_step(eager), eager_step(eager))[1][0])
     model.load_state_dict(checkpoint[0])
     optimizer.load_state_dict(checkpoint[1])
-    twin.load_state_dict(checkpoint[0])
-    twin_optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))
+    eager_model.load_state_dict(checkpoint[0])
+    eager_optimizer.load_state_dict(copy.deepcopy(checkpoint[1]))
     for _ in range(3):
         assert torch.equal(train_step(batch), eager_step(eager)[0])
-    assert all(bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(twin, twin_optimizer).items())
+    assert all(
+        bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(eager_model, eager_optimizer).items()
+    )
 
 
 def test_a_schedule_of_the_learning_rate_is_followed() -> None:
     model, optimizer, batch = small_training()
-    twin, twin_optimizer, _ = small_training()
-    twin.load_state_dict(model.state_dict())
+    eager_model, eager_optimizer, _ = small_training()
+    eager_model.load_state_dict(model.state_dict())
     train_step, eager = (
         compiled(capture_with_mse(model, optimizer, batch)),
-        capture_with_mse(twin, twin_optimizer, batch).step,
+        capture_with_mse(eager_model, eager_optimizer, batch).step,
     )
-    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, twin_optimizer)]
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.5) for o in (optimizer, eager_optimizer)]
     for _ in range(6):
         assert torch.equal(train_step(batch), eager_step(eager)[0])
         for schedule in schedules:
             schedule.step()
-    assert torch.equal(next(model.parameters()), next(twin.parameters()))
+    assert torch.equal(next(model.parameters()), next(eager_model.parameters()))
 
 
 class CountsLate(torch.optim.Optimizer):
@@ -119,12 +121,12 @@ def test_words_and_numbers_of_a_batch_must_be_the_same() -> None:
 def test_batches_of_other_strides_give_the_same() -> None:
     """A transposed view of a larger storage, and rows of another tensor."""
     model, optimizer, example = small_training()
-    twin, twin_optimizer, _ = small_training()
-    twin.load_state_dict(model.state_dict())
+    eager_model, eager_optimizer, _ = small_training()
+    eager_model.load_state_dict(model.state_dict())
     train_step = compiled(capture_with_mse(model, optimizer, example))
     for _ in range(2):
         batch = (torch.randn(4, 60).t()[::10], torch.randn(12, 3)[6:])
-        plain = TrainingStep(twin, nn.MSELoss(), twin_optimizer, tuple(t.contiguous() for t in batch))
+        plain = TrainingStep(eager_model, nn.MSELoss(), eager_optimizer, tuple(t.contiguous() for t in batch))
         assert torch.equal(train_step(batch), eager_step(plain)[0])
 
 
@@ -176,19 +178,21 @@ def test_a_model_that_has_lost_its_values_is_refused() -> None:
 def test_state_that_the_optimizer_has_lost_is_created_again() -> None:
     """A checkpoint of an optimizer that has taken no step has no state; eager code continues from it, too."""
     model, optimizer, batch = small_training()
-    twin, twin_optimizer, _ = small_training()
-    twin.load_state_dict(model.state_dict())
+    eager_model, eager_optimizer, _ = small_training()
+    eager_model.load_state_dict(model.state_dict())
     fresh = copy.deepcopy(optimizer.state_dict())
     train_step, eager = (
         compiled(capture_with_mse(model, optimizer, batch)),
-        capture_with_mse(twin, twin_optimizer, batch).step,
+        capture_with_mse(eager_model, eager_optimizer, batch).step,
     )
     for number in range(4):
         if number == 2:
             optimizer.load_state_dict(fresh)
-            twin_optimizer.load_state_dict(fresh)
+            eager_optimizer.load_state_dict(fresh)
         assert torch.equal(train_step(batch), eager_step(eager)[0])
-    assert all(bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(twin, twin_optimizer).items())
+    assert all(
+        bitwise(value, snapshot(model, optimizer)[key]) for key, value in snapshot(eager_model, eager_optimizer).items()
+    )
 
 
 def test_dampening_is_refused_before_the_first_step() -> None:

@@ -102,10 +102,11 @@ class Replay:
     def _layouts(self, segments: Segments, residents: list[Any]) -> dict[int, Layout]:
         """Returns where and how the model's tensors are in memory; those that are only copied may have any address."""
         found: dict[int, Layout] = {}
-        for resident in self._setup.placed.resolved.program.residents:
+        resolved, positions = self._setup.placed.resolved, self._setup.positions
+        for resident in resolved.program.residents:
             if resident.tensor >= 0 and resident.kind != "input":
-                tensor = residents[position := self._setup.positions[resident.slot]]
-                is_read = self._setup.placed.resolved.storages[resident.slot] in segments.residents
+                tensor = residents[position := positions[resident.slot]]
+                is_read = resolved.storages[resident.slot] in segments.residents
                 address = tensor.data_ptr() if is_read else 0
                 found[position] = (address, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
         return found
