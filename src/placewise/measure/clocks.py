@@ -11,11 +11,11 @@ import numpy as np
 
 from placewise.core.profile import Timing
 
-REPETITION_SECONDS = 0.002  # about; it has as many runs as that takes
+REPETITION_SECONDS = 0.002  # about; it has as many calls as that takes
 
 REPETITIONS, SLOW_REPETITIONS, SLOW_SECONDS = 5, 3, 0.1
 
-VERY_SLOW_SECONDS = 0.5  # a single run after the warm-up is enough
+VERY_SLOW_SECONDS = 0.5  # a single call after the warm-up is enough
 
 MAX_RUNS_IN_PLACE = 50  # in a repetition: values drift
 
@@ -23,7 +23,7 @@ MAX_RUNS_IN_PLACE = 50  # in a repetition: values drift
 class Clock(Protocol):
     """Times work on a device."""
 
-    launch_seconds: float  # the host's time to launch one of the last runs; 0 if the host does not launch the device's ops
+    launch_seconds: float  # the host's time to launch one of the last calls; 0 if the host does not launch the device's ops
     max_runs: int  # in a repetition
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
@@ -36,7 +36,7 @@ class Repeatable(Protocol):
 
     @property
     def changes_inputs(self) -> bool:
-        """Whether its inputs drift with every run."""
+        """Whether its inputs drift with every call."""
         ...
 
     def run(self) -> object:
@@ -60,7 +60,7 @@ class PureWork:
 
 
 def time_work(work: Repeatable, clock: Clock) -> Timing:
-    """Returns how long one run takes: the median over repetitions of several runs, after a warm-up."""
+    """Returns how long one call takes: the median over repetitions of several calls, after a warm-up."""
     clock.seconds(work.run, 1)
     work.restore()
     guess = max(clock.seconds(work.run, 1), 1e-7)

@@ -32,7 +32,7 @@ class CpuClock:
     is_stopped = False
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
-        """Returns the seconds of that many runs."""
+        """Returns the seconds of that many calls."""
         if self.is_stopped:
             raise Cancelled
         start = time.perf_counter()

@@ -45,7 +45,7 @@ class CudaClock:
         self.max_runs = 100  # a queue holds about a thousand launches, and some ops have ten
 
     def seconds(self, run: Callable[[], object], times: int) -> float:
-        """Returns the seconds of that many runs."""
+        """Returns the seconds of that many calls."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             wait_seconds = 1.5 * min(max(self.launch_seconds, 5e-6), 1e-3) * times + 1e-4
