@@ -133,6 +133,7 @@ def _copies(problem: Problem, devices: Ints) -> tuple[Ints, Ints, Floats]:
     cluster, graph = problem.cluster, problem.graph
     apart = ~np.eye(len(devices), dtype=np.bool_)
     links = np.ix_(devices, devices)
+    # The mean of copy_seconds over these links, which is linear in the bytes:
     latency = cluster.latency_seconds[links][apart].mean() if len(devices) > 1 else 0.0
     seconds_per_byte = (1 / cluster.bytes_per_second[links][apart]).mean() if len(devices) > 1 else 0.0
     owner = tensor_groups(problem)[graph.ops.reads.values]  # of each read
