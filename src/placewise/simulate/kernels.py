@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.simulate.compile import inner, kernel
+from placewise.simulate.compile import inlined, kernel
 from placewise.simulate.flat_problem import FlatProblem, Int32s
 
 UNLAUNCHED = np.int32(2**31 - 1)  # in `launch_at`: the copy was not launched
@@ -90,13 +90,13 @@ class Snapshots(NamedTuple):
     busy: Floats  # [snapshots, channels]
 
 
-@inner
+@inlined
 def arrival_time(begin: float, nbytes: int, latency_seconds: float, bytes_per_second: float) -> float:
     """Returns when a copy that begins at a time ends; for 0, how long it takes (`core.cluster.copy_seconds`, compiled)."""
     return begin + latency_seconds + nbytes / bytes_per_second
 
 
-@inner
+@inlined
 def departure_time(end: float, nbytes: int, latency_seconds: float, bytes_per_second: float) -> float:
     """Returns when a copy that ends at a time begins."""
     return -arrival_time(-end, nbytes, latency_seconds, bytes_per_second)
