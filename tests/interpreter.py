@@ -27,6 +27,8 @@ def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimiz
             found = [result] if not isinstance(result, (tuple, list)) else [r for r in result if isinstance(r, Tensor)]
             for slot, value in zip(call.results, found, strict=True):
                 values[slot] = value
+    for branch in program.branches:
+        assert branch.function(*fill(branch.args)) == branch.outcome, branch.subject
     for resident, slot in program.updates:
         optimizer.state[parameters[resident.name]][resident.key] = values[slot]  # type: ignore[union-attr]
     return [values[slot] for slot in program.outputs]
@@ -43,6 +45,8 @@ def _resident(resident: Resident, parameters: Any, buffers: Any, optimizer: Any,
         case "input":
             return eval(resident.name, {"batch": parts[max(int(resident.key), 0)]})
         case "hyper-parameter":
-            return optimizer.param_groups[resident.key][resident.name]
+            name, _, index = resident.name.partition("[")
+            value = optimizer.param_groups[resident.key][name]
+            return value[int(index[:-1])] if index else value
     assert resident.value is not None
     return resident.value.clone()

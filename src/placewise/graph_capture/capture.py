@@ -18,7 +18,7 @@ from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
 from placewise.graph_capture.host_scalars import HostScalar
-from placewise.graph_capture.meta_copies import adopt_state, meta_copy, meta_parts
+from placewise.graph_capture.meta_copies import SWITCHES, adopt_state, meta_copy, meta_parts
 from placewise.graph_capture.meta_kernels import CachedMetaMode
 from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
 from placewise.graph_capture.program import Program, Resident
@@ -181,11 +181,8 @@ def _record_update(
     _make_state(optimizer, original, recorder)
     numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
     for number, group in enumerate(optimizer.param_groups):
-        if isinstance(group["lr"], Tensor):
-            recorder.program.add_host_resident(group["lr"], "hyper-parameter", "lr", number)
-        else:
-            resident = recorder.program.add_number("hyper-parameter", "lr", number)
-            group["lr"] = HostScalar.of(group["lr"], resident.slot, recorder.program)
+        for key in [key for key in group if key not in ("params", "param_names", *SWITCHES)]:
+            group[key] = _live_hyper_parameter(group[key], key, number, recorder)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     with MetaMode(recorder, track_scalars=True), recorder:
         optimizer.step()
@@ -198,6 +195,18 @@ def _record_update(
             "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
             "a way that can't be recorded: use Python's + - * / ** or the methods of tensors, not the math module"
         )
+
+
+def _live_hyper_parameter(value: Any, name: str, group: int, recorder: Recorder) -> Any:
+    """Returns a hyper-parameter whose value every step reads again: as a number that is recorded, or one that must stay."""
+    if isinstance(value, Tensor):
+        recorder.program.add_host_resident(value, "hyper-parameter", name, group)
+        return value
+    if type(value) in (tuple, list):
+        return type(value)([_live_hyper_parameter(v, f"{name}[{i}]", group, recorder) for i, v in enumerate(value)])
+    slot = recorder.program.add_hyper_parameter(name, group, value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return HostScalar.of(value, slot, recorder.program) if is_number else value
 
 
 def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:

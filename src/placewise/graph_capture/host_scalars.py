@@ -32,7 +32,7 @@ class HostScalar(float):
         if not all(isinstance(arg, (int, float)) for arg in plain):
             return NotImplemented
         slots = tuple(arg.slot if isinstance(arg, HostScalar) else arg for arg in args)
-        return HostScalar.of(function(*plain), self.program.host_call(function, slots), self.program)
+        return HostScalar.of(function(*plain), self.program.host_arithmetic(function, slots), self.program)
 
     def __add__(self, other: Any) -> Any:
         return self._record(operator.add, self, other)
@@ -87,6 +87,10 @@ class HostScalar(float):
 
     __hash__ = float.__hash__
 
+    def __bool__(self) -> bool:
+        return bool(self._compare(operator.ne, 0.0))
+
     def _compare(self, function: Callable[..., Any], other: Any) -> Any:
-        self.program.use(self.slot)  # the branch is recorded as it is taken now
-        return function(float(self), other)
+        outcome = function(float(self), float(other) if isinstance(other, HostScalar) else other)
+        self.program.branch(function, self.slot, other.slot if isinstance(other, HostScalar) else other, outcome)
+        return outcome

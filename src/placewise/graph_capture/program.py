@@ -39,10 +39,19 @@ class Resident(NamedTuple):
     slot: Slot
     tensor: int  # the graph's tensor, or -1 for a value on the host (a step counter, a learning rate)
     kind: str  # parameter, buffer, state, input, constant, or hyper-parameter
-    name: str  # the name of the parameter or buffer; the path of an input in the batch
+    name: str  # the name of the parameter or buffer; the path of an input in the batch; "lr" or "betas[0]"
     key: str | int = ""  # of a state: its key; of an input: the micro-batch; of a hyper-parameter: the parameter group
     value: Tensor | None = None  # of a constant; None if the model had it on the meta device, without a value
     like: Tensor | None = None  # a meta tensor with its sizes, strides and dtype; None for a plain number
+
+
+class Branch(NamedTuple):
+    """A comparison of host values that decided which ops were recorded; in every step it must have the same outcome."""
+
+    function: Callable[[Any, Any], Any]
+    args: tuple[Any, Any]  # slots and plain values
+    outcome: bool
+    subject: str  # what is compared, for the error: "'momentum' of parameter group 0"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,3 +63,4 @@ class Program:
     outputs: tuple[Slot, ...]  # the loss of each micro-batch, or what the model returned
     num_slots: int
     updates: tuple[tuple[Resident, Slot], ...] = ()  # numbers in the optimizer's state that the host replaces at the end
+    branches: tuple[Branch, ...] = ()  # the step is another one if an outcome differs

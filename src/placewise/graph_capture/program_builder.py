@@ -1,12 +1,13 @@
 """Builds the program of a step while it is recorded: slots, calls, residents, and the host's numbers."""
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from placewise.graph_capture.program import Call, Program, Resident, Slot
+from placewise.graph_capture.program import Branch, Call, Program, Resident, Slot
 
 
 class ProgramBuilder:
@@ -18,6 +19,10 @@ class ProgramBuilder:
         self.num_slots = 0
         self.scalars: dict[float, Slot] = {}  # host scalars among the arguments of the present call, by value
         self._updates: list[tuple[Resident, Slot]] = []
+        self._branches: dict[Any, Branch] = {}
+        self._subjects: dict[Slot, str] = {}  # of hyper-parameters
+        self._unread: dict[Slot, Any] = {}  # hyper-parameters that nothing has read yet -> value
+        self._known_calls: dict[Any, Slot] = {}  # arithmetic of the host -> the slot of its result
         self._unused: dict[Slot, None] = {}  # numbers that the host has computed and nothing has used yet
         self._host_slots: dict[int, Slot] = {}  # id of a host tensor -> its slot
         self._host_tensors: list[Tensor] = []  # keeps their ids from being reused
@@ -33,7 +38,16 @@ class ProgramBuilder:
 
     def to_program(self, outputs: Iterable[Slot]) -> Program:
         """Returns the program."""
-        return Program(tuple(self.calls), tuple(self.residents), tuple(outputs), self.num_slots, tuple(self._updates))
+        for slot, value in list(self._unread.items()):  # perhaps read in a way that can't be recorded: it must not change
+            self.branch(operator.eq, slot, value, True)
+        return Program(
+            tuple(self.calls),
+            tuple(self.residents),
+            tuple(outputs),
+            self.num_slots,
+            tuple(self._updates),
+            tuple(self._branches.values()),
+        )
 
     # --- tensors on the host: step counters, and numbers that are combined with tensors ---
 
@@ -71,6 +85,18 @@ class ProgramBuilder:
         self.residents.append(resident)
         return resident
 
+    def add_hyper_parameter(self, name: str, group: int, value: Any) -> Slot:
+        """Adds a hyper-parameter of a parameter group; one that the step does not read must keep its value."""
+        slot = self.add_number("hyper-parameter", name, group).slot
+        self._subjects[slot], self._unread[slot] = f"{name!r} of parameter group {group}", value
+        return slot
+
+    def branch(self, function: Callable[[Any, Any], Any], slot: Slot, other: Any, outcome: bool) -> None:
+        """Records that a comparison of a host value decided how the step goes on."""
+        subject = self._subjects.get(slot, "a number that the optimizer computes")
+        args = (self.use(slot), self.use(other))
+        self._branches.setdefault((function, slot, type(other), repr(other)), Branch(function, args, outcome, subject))
+
     def update_number(self, resident: Resident, slot: Slot) -> None:
         """Records that a resident number gets this slot's value at the end of the step."""
         self._unused.pop(slot, None)
@@ -83,6 +109,13 @@ class ProgramBuilder:
         self._unused[slot] = None
         return slot
 
+    def host_arithmetic(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Slot:
+        """Records arithmetic on host scalars; the same for many parameters (1 - beta) is computed once in a step."""
+        key = (function, *((type(arg), repr(arg)) for arg in args))
+        if key not in self._known_calls:
+            self._known_calls[key] = self.host_call(function, args)
+        return self._known_calls[key]
+
     def host_tensor(self, scalar: float, slot: Slot, dtype: torch.dtype | None) -> Tensor:
         """Returns a host scalar as a host tensor."""
         tensor = torch.tensor(float(scalar), dtype=dtype, device="cpu")
@@ -93,6 +126,7 @@ class ProgramBuilder:
         """Returns an argument of a call, and marks it as used if it is a slot."""
         if type(argument) is Slot:
             self._unused.pop(argument, None)
+            self._unread.pop(argument, None)
         return argument
 
     def scalar(self, value: float) -> Any:

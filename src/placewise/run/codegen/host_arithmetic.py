@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
+from placewise.core.errors import ExecutionError
 from placewise.graph_capture.program import Slot
 from placewise.run.codegen.source import Source
 from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, slots_of, written_slots
 
 Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then
+
+
+def _refuse(subject: str) -> None:
+    raise ExecutionError(f"{subject} has changed so that the step is another one: capture and compile the step again")
 
 
 class HostArithmetic:
@@ -60,6 +65,9 @@ class HostArithmetic:
                         if key[1] < self._num_changes.get(slot, 0):
                             snapshots[key] = f"h{slot:d}_{key[1]}"
                             source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
+        for branch in self._resolved.program.branches:
+            comparison = f"{source.function(branch.function)}({', '.join(source.literal(a, name_of) for a in branch.args)})"
+            source.add(f"if {comparison} != {branch.outcome!r}: {source.function(_refuse)}({branch.subject!r})")
         updates = ", ".join(name_of(slot) for _, slot in self._resolved.program.updates)
         source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
         return source.build()

@@ -110,8 +110,7 @@ class Residents:
                 return self._input_getter(resident)
             case "hyper-parameter":
                 assert self._step.optimizer is not None
-                optimizer, number, name = self._step.optimizer, int(resident.key), resident.name
-                return lambda batch: optimizer.param_groups[number][name]  # load_state_dict makes new groups
+                return _hyper_parameter_getter(self._step.optimizer, resident)
         return self._constant_getter(resident)
 
     def _model_getter(self, resident: Resident) -> Getter:
@@ -174,6 +173,15 @@ def _moved_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> 
     is_there = streams is not None and tensor.device == home and fills_storage(tensor)
     moved = tensor.detach() if is_there else to_layout(tensor, tensor.stride(), home, -1)
     return moved if streams is None or streams.is_pinned(moved) else streams.pin(moved)
+
+
+def _hyper_parameter_getter(optimizer: torch.optim.Optimizer, resident: Resident) -> Getter:
+    name, _, index = resident.name.partition("[")
+    group = int(resident.key)
+    if not index:
+        return lambda batch: optimizer.param_groups[group][name]  # load_state_dict makes new groups
+    entry = int(index.removesuffix("]"))
+    return lambda batch: optimizer.param_groups[group][name][entry]
 
 
 def _check_values(name: str, tensor: Tensor) -> None:
