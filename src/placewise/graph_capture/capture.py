@@ -21,6 +21,7 @@ from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.meta_copies import SWITCHES, adopt_state, meta_copy, meta_parts
 from placewise.graph_capture.meta_kernels import CachedMetaMode
 from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
+from placewise.graph_capture.model_guard import ModelGuard, refuse_hooks
 from placewise.graph_capture.program import Program, Resident
 from placewise.graph_capture.recorder import Recorder
 from placewise.graph_capture.training_step import TrainingStep
@@ -33,6 +34,7 @@ class CapturedStep:
     graph: Graph
     program: Program
     step: TrainingStep
+    guard: ModelGuard
 
     def __repr__(self) -> str:
         return f"CapturedStep({self.graph!r})"
@@ -75,7 +77,9 @@ def _no_garbage_collection() -> Iterator[None]:
 @_no_garbage_collection()
 def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     """Records a training step on the meta device; nothing is allocated or computed, and the step is not changed."""
-    recorder = Recorder()
+    if step.optimizer is not None:
+        refuse_hooks(step.model, step.optimizer)
+    recorder, guard = Recorder(), ModelGuard(step.model, step.loss_fn)
     meta_step = meta_copy(step, recorder)
     parts = meta_parts(step, recorder)
     _track_modules(meta_step.model, recorder)
@@ -90,7 +94,7 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
         raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
     graph = recorder.graph.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
     program = recorder.program.to_program([recorder.views.find_or_record(t).slot for t in outputs])
-    return CapturedStep(graph, program, step)
+    return CapturedStep(graph, program, step, guard)
 
 
 # --- forward and backward ---

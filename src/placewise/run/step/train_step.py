@@ -117,6 +117,7 @@ class TrainStep:
         """Runs one step in these lanes, by default plain or recorded ones, and returns its loss."""
         if self._threads.is_closed:
             raise ExecutionError("the train step is closed: compile the plan again")
+        self._step.guard.check()
         program = self.placed.resolved.program
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():

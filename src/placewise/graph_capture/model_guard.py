@@ -1,0 +1,72 @@
+"""What a recorded step assumes about the model besides its tensors; every step checks that it still holds."""
+
+from operator import is_
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from placewise.core.errors import CaptureError, ExecutionError
+
+
+class ModelGuard:
+    """Which modules a model has, which of them are in training mode, and which parameters are trained."""
+
+    def __init__(self, *models: Any) -> None:
+        self._modules = [
+            (name, module)
+            for model in models
+            if isinstance(model, nn.Module)
+            for name, module in model.named_modules(remove_duplicate=False)
+        ]
+        self._children = [(module._modules, key) for _, module in self._modules for key in module._modules]
+        self._child_names = [f"{name}.{key}" if name else key for name, module in self._modules for key in module._modules]
+        self._found = [children[key] for children, key in self._children]
+        self._num_children = [len(module._modules) for _, module in self._modules]
+        self._is_training = [module.training for _, module in self._modules]
+        self._parameters = [
+            (f"{name}.{key}" if name else key, parameter)
+            for name, module in self._modules
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._is_trained = [parameter.requires_grad for _, parameter in self._parameters]
+
+    def check(self) -> None:
+        """Raises an ExecutionError if the model's step is not the recorded one any more."""
+        present = [children.get(key) for children, key in self._children]
+        if not all(map(is_, present, self._found)):
+            changed = next(i for i, module in enumerate(present) if module is not self._found[i])
+            raise _changed(f"the module {self._child_names[changed]!r} was replaced")
+        if [len(module._modules) for _, module in self._modules] != self._num_children:
+            raise _changed("the model has other modules now")
+        if (modes := [module.training for _, module in self._modules]) != self._is_training:
+            changed = next(i for i, mode in enumerate(modes) if mode != self._is_training[i])
+            name, mode = self._modules[changed][0] or "the model", "train" if modes[changed] else "eval"
+            raise _changed(f"{name} is in {mode} mode now")
+        if (trained := [parameter.requires_grad for _, parameter in self._parameters]) != self._is_trained:
+            changed = next(i for i, is_trained in enumerate(trained) if is_trained != self._is_trained[i])
+            raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
+
+
+def _changed(what: str) -> ExecutionError:
+    return ExecutionError(f"{what}, and the captured step was another one: undo it, or capture and compile the step again")
+
+
+def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuses hooks that a recording would leave out: those of the optimizer, and those that run when gradients are ready."""
+    for kind, hooks in (
+        ("step pre-hook", {**_global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}),
+        ("step post-hook", {**_global_optimizer_post_hooks, **optimizer._optimizer_step_post_hooks}),
+    ):
+        for hook in hooks.values():
+            raise CaptureError(f"the optimizer has a {kind} ({_name(hook)}), which can't be recorded: remove it")
+    for name, parameter in model.named_parameters():
+        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+            raise CaptureError(
+                f"{name} has a post-accumulate-grad hook ({_name(hook)}), which can't be recorded: remove it"
+            )
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__name__))
