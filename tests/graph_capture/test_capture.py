@@ -214,7 +214,11 @@ def test_what_is_resident() -> None:
     assert kinds == {"weight": "parameter", "bias": "parameter", "batch": "input", constant: "constant"} | averages | buffers
     assert int(t.nbytes[resident].sum()) == 2 * 12 + 4 * 12 + 12 + 12 + 8 + 48 + 12
     on_host = [(r.kind, r.name, r.key) for r in step.program.residents if r.tensor < 0]
-    assert on_host == [("state", "weight", "step"), ("state", "bias", "step"), ("hyper-parameter", "lr", 0)]
+    numbers = ["lr", "betas[0]", "betas[1]", "eps", "weight_decay"]
+    flags = ["amsgrad", "maximize", "differentiable", "decoupled_weight_decay"]
+    assert on_host[:2] == [("state", "weight", "step"), ("state", "bias", "step")]
+    assert on_host[2:7] == [("hyper-parameter", name, 0) for name in numbers]
+    assert {name for _, name, _ in on_host[7:]} == set(flags)
 
 
 def test_frozen_and_unused_parameters_stay_without_gradient_or_update() -> None:

@@ -41,7 +41,7 @@ class Resident(NamedTuple):
     kind: str  # parameter, buffer, state, input, constant, or hyper-parameter
     name: str  # the name of the parameter or buffer; the path of an input in the batch; "lr" or "betas[0]"
     key: str | int = ""  # of a state: its key; of an input: the micro-batch; of a hyper-parameter: the parameter group
-    value: Tensor | None = None  # of a constant; None if the model had it on the meta device, without a value
+    value: Any = None  # of a constant: None if the model had it on the meta device; of a hyper-parameter: when captured
     like: Tensor | None = None  # a meta tensor with its sizes, strides and dtype; None for a plain number
 
 

@@ -79,16 +79,21 @@ class ProgramBuilder:
 
     # --- numbers on the host ---
 
-    def add_number(self, kind: str, name: str, key: str | int) -> Resident:
+    def add_number(self, kind: str, name: str, key: str | int, value: Any = None) -> Resident:
         """Adds a number that the host reads from the optimizer in every step."""
-        resident = Resident(self.new_slot(), -1, kind, name, key)
+        resident = Resident(self.new_slot(), -1, kind, name, key, value)
         self.residents.append(resident)
         return resident
 
     def add_hyper_parameter(self, name: str, group: int, value: Any) -> Slot:
-        """Adds a hyper-parameter of a parameter group; one that the step does not read must keep its value."""
-        slot = self.add_number("hyper-parameter", name, group).slot
-        self._subjects[slot], self._unread[slot] = f"{name!r} of parameter group {group}", value
+        """Adds a hyper-parameter of a parameter group; one that no call reads must keep its value.
+
+        Except lr: an optimizer may ignore it (Rprop, after its first step), and schedules change it all the same.
+        """
+        slot = self.add_number("hyper-parameter", name, group, value).slot
+        self._subjects[slot] = f"{name!r} of parameter group {group}"
+        if name != "lr":
+            self._unread[slot] = value
         return slot
 
     def branch(self, function: Callable[[Any, Any], Any], slot: Slot, other: Any, outcome: bool) -> None:

@@ -80,7 +80,7 @@ def _meta_value(resident: Resident) -> Any:
         assert resident.like is not None
         return resident.like
     if resident.value is not None:
-        return resident.value.clone()
+        return resident.value.clone() if isinstance(resident.value, Tensor) else resident.value
     return 1.0 if resident.like is None else torch.ones(resident.like.shape, dtype=resident.like.dtype)
 
 

@@ -35,6 +35,7 @@ class TrainStep:
         self, step: CapturedStep, placed: PlacedStep, streams: Streams | None = None,
         make_recorder: Callable[[], LaunchRecorder] | None = None,
     ) -> None:  # fmt: skip
+        step.guard.check()
         self.placed, self._step, self._streams = placed, step, streams
         self._residents = Residents(placed, step.step, streams)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
