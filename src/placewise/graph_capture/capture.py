@@ -6,7 +6,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
+from placewise.graph_capture.autocast import recorded_autocast
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.meta_copies import SWITCHES, adopt_state, meta_copy, meta_parts
@@ -47,14 +48,16 @@ def capture(
     example_batch: Any,
     *,
     micro_batches: int = 1,
+    autocast: torch.dtype | None = None,
     name: str = "",
 ) -> CapturedStep:
     """Records a whole training step on the meta device: forward, backward and update.
 
     Nothing is allocated or computed, and the arguments are not changed. `TrainingStep` describes how the model is called
     with a batch. With `micro_batches` = M the batch is split into M parts, whose gradients accumulate before the update.
+    With `autocast` = torch.bfloat16 model and loss run with the casts of `torch.autocast("cuda", torch.bfloat16)`.
     """
-    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches), name)
+    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches, autocast), name)
 
 
 def capture_inference(model: nn.Module, example_batch: Any, *, micro_batches: int = 1, name: str = "") -> CapturedStep:
@@ -103,7 +106,10 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
 def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder: Recorder) -> list[Tensor]:
     """Returns the loss of each micro-batch; without an optimizer, all tensors that the model returns."""
     outputs: list[Tensor] = []
+    if torch._C._is_any_autocast_enabled():
+        raise CaptureError("autocast is on around the capture: use it inside the model, or pass autocast=torch.bfloat16")
     with ExitStack() as modes:
+        modes.enter_context(recorded_autocast())
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
         modes.enter_context(_transformers_tracing())
@@ -113,9 +119,12 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
             if step.optimizer is None:
-                outputs += [t if t.is_meta else recorder.meta_constant(t) for t in _tensors(_call(step.model, part))]
+                with _autocast(step):
+                    output = _call(step.model, part)
+                outputs += [t if t.is_meta else recorder.meta_constant(t) for t in _tensors(output)]
                 continue
-            loss = _loss(step.loss_fn, step.model, part)
+            with _autocast(step):
+                loss = _loss(step.loss_fn, step.model, part)
             if len(parts) > 1:
                 loss = loss / len(parts)
             outputs.append(loss.detach())
@@ -123,6 +132,11 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
     return outputs
+
+
+def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
+    """Returns autocast as on a GPU, if the step asks for it."""
+    return nullcontext() if step.autocast is None else torch.autocast("cuda", step.autocast)
 
 
 @contextmanager

@@ -44,8 +44,6 @@ HANDLERS = {  # functions of torch that MetaMode replaces -> the method that doe
     SET_DATA: "_set_data",
 }
 
-_is_autocast_enabled = torch._C._is_any_autocast_enabled
-
 
 class MetaMode(TorchFunctionMode):
     """Creates every tensor of the step on the meta device, whatever device the model asks for.
@@ -66,14 +64,15 @@ class MetaMode(TorchFunctionMode):
         return self._call(func, args, kwargs or {})
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_autocast_enabled():
-            raise CaptureError(
-                "autocast has no effect on the meta device: cast the model itself, model.to(torch.bfloat16)"
-                + self.recorder.where()
-            )
         if self.track_scalars:
             kwargs = {key: self._number(value) if key in ("value", "alpha") else value for key, value in kwargs.items()}
-            self.program.scalars = {float(arg): arg.slot for arg in (*args, *kwargs.values()) if type(arg) is HostScalar}
+            scalars = [arg for arg in (*args, *kwargs.values()) if type(arg) is HostScalar]
+            self.program.scalars = {float(scalar): scalar.slot for scalar in scalars}
+            if any(self.program.scalars[float(scalar)] != scalar.slot for scalar in scalars):
+                raise CaptureError(
+                    f"two hyper-parameters or counters that one call of the optimizer reads are both {float(scalars[0])}, and "
+                    "can't be told apart: make them differ"
+                )
         try:
             return func(*args, **kwargs)
         finally:

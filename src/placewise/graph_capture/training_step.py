@@ -32,6 +32,7 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer | None
     batch: Any
     micro_batches: int = 1
+    autocast: torch.dtype | None = None  # model and loss run with the casts of torch.autocast("cuda", autocast)
 
     def __post_init__(self) -> None:
         for name, kind, is_right in (

@@ -1,0 +1,159 @@
+"""Autocast is recorded with PyTorch's own casts: op by op the same, and the same bits as eager code on the CPU."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import placewise as pw
+from placewise.core.errors import CaptureError
+from placewise.graph_capture.autocast import LOWER_PRECISION, PROMOTED, SETS_DTYPE, WITH_DTYPE, cast_ops, recorded_autocast
+
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")
+
+
+class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes each op with the dtypes of what it reads and makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: list[tuple[str, list[str], list[str]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read, made = ([str(t.dtype) for t in tree_leaves(value) if isinstance(t, Tensor)] for value in (args, out))
+        self.ops.append((str(func), read, made))
+        return out
+
+
+class Attention(nn.Module):
+    """Products, a softmax, an einsum, a norm and a concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out, self.norm = nn.Linear(8, 24), nn.Linear(16, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.norm(x)).chunk(3, -1)
+        mixed = torch.einsum("bij,bjk->bik", (query @ key.transpose(1, 2)).softmax(-1), value)
+        result: Tensor = self.out(torch.cat([mixed, x], -1))
+        return result
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 8)), (4, 8)),
+    "attention": (Attention, (2, 5, 8)),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()), (2, 3, 6, 6)),
+    "recurrent": (lambda: nn.GRUCell(8, 8), (2, 8)),
+}
+
+
+def squared(output: Tensor) -> Tensor:
+    return output.float().pow(2).mean()
+
+
+class UnderAutocast(nn.Module):
+    """Calls another module under autocast."""
+
+    def __init__(self, inner: nn.Module, device: str) -> None:
+        super().__init__()
+        self.inner, self.device = inner, device
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16):
+            result: Tensor = self.inner(x)
+        return result
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_casts_are_those_of_torch(name: str, same_kernels: None) -> None:
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    logs = [Log(), Log()]
+    with logs[0], torch.autocast("cpu", torch.bfloat16):
+        theirs = squared(model(x))
+    with recorded_autocast(), logs[1], torch.autocast("cpu", torch.bfloat16):
+        ours = squared(model(x))
+    assert logs[0].ops == logs[1].ops
+    assert any("bfloat16" in dtype for _, read, _ in logs[1].ops for dtype in read)
+    assert torch.equal(ours, theirs)
+    assert not torch._C._is_any_autocast_enabled()
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_with_autocast_has_the_bits_of_eager_code(name: str, micro_batches: int, same_kernels: None) -> None:
+    make, shape = MODELS[name]
+    if name == "convolution" and micro_batches > 1:
+        pytest.skip("batch norm sees other batches")
+    ours = UnderAutocast(make(), "cpu")
+    theirs = copy.deepcopy(ours)
+    optimizers = [torch.optim.AdamW(model.parameters(), 0.01) for model in (ours, theirs)]
+    batches = [torch.randn(shape) for _ in range(3)]
+    step = pw.capture(ours, squared, optimizers[0], batches[0], micro_batches=micro_batches)
+    cluster = pw.Cluster.detect()
+    cpu = next(device.name for device in cluster.devices if device.kind == "cpu")
+    train_step = pw.Plan((cpu,) * step.graph.num_groups).compile(step, cluster)
+    for batch in batches:
+        optimizers[1].zero_grad()
+        total = torch.zeros(())
+        for part in batch.chunk(micro_batches):
+            loss = squared(theirs(part)) / micro_batches if micro_batches > 1 else squared(theirs(part))
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = total + loss.detach()
+        optimizers[1].step()
+        assert torch.equal(train_step(batch), total)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_gpus_casts_are_recorded_without_a_gpu() -> None:
+    """On a GPU a softmax computes in float32 and a product in bfloat16; a weight is cast once."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1), nn.Linear(4, 4))
+    for step in (
+        pw.capture(model, squared, torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4), autocast=torch.bfloat16),
+        pw.capture(UnderAutocast(model, "cuda"), squared, torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4)),
+    ):
+        ops, tensors = step.graph.ops, step.graph.tensors
+        made = {kind: [] for kind in ops.kinds}
+        for op, kind in enumerate(ops.kinds):
+            if ops.phases[op] == 0:
+                made[kind].append(tensors.shape_of(ops.writes[op][0]).dtype)
+        assert made["aten._softmax"] == ["float32"]
+        assert made["aten.addmm"] == ["bfloat16"] * 2
+        assert made["aten._to_copy"].count("bfloat16") == 2 + 4, "the inputs of both products, two weights, two biases"
+
+
+def test_contexts_can_be_nested_and_switched_off() -> None:
+    with recorded_autocast(), torch.autocast("cuda", torch.bfloat16):
+        a = torch.empty(4, 4, device="meta")
+        assert (a @ a).dtype == torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            assert (a @ a).dtype == torch.float32
+        with torch.autocast(a.device.type, torch.float16):
+            assert (a @ a).dtype == torch.float16
+        assert (a @ a).dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cuda")
+    assert not torch._C._is_any_autocast_enabled()
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="autocast is on around the capture"):
+        pw.capture(model, squared, optimizer, torch.ones(2, 2))
+    both = UnderAutocast(UnderAutocast(model, "cuda"), "cpu")
+    with pytest.raises(CaptureError, match="autocast for 'cpu' and for 'cuda'"):
+        pw.capture(both, squared, optimizer, torch.ones(2, 2))
+    assert not torch._C._is_any_autocast_enabled()
+
+
+def test_every_listed_op_is_one_that_torch_casts() -> None:
+    known = cast_ops("cuda") | cast_ops("cpu")
+    assert LOWER_PRECISION <= known
+    assert cast_ops("cuda") >= SETS_DTYPE | set(WITH_DTYPE) | PROMOTED["cuda"]
+    assert cast_ops("cpu") >= PROMOTED["cpu"]
