@@ -558,13 +558,6 @@ def test_refused_models() -> None:
     overlapping.register_buffer("row", overlapping.weight.data[1])
     refuses("row shares part of its memory", overlapping, torch.ones(5, 3))
 
-    class Cast(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", torch.bfloat16):
-                return super().forward(x)
-
-    refuses("autocast has no effect", Cast(3, 3), torch.ones(5, 3))
-
 
 def test_a_loss_that_reaches_into_the_given_model_is_refused() -> None:
     model = nn.Linear(3, 2)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_steps import compiled
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -38,9 +39,7 @@ def train(make: Callable[[Any], torch.optim.Optimizer], changes: Any, num_steps:
     after_step = [changes(optimizer) for optimizer in optimizers]
     batches = [(torch.randn(16, 6), torch.randint(3, (16,))) for _ in range(num_steps)]
     step = pw.capture(models[0], nn.functional.cross_entropy, optimizers[0], batches[0])
-    cluster = pw.Cluster.detect()
-    cpu = next(device.name for device in cluster.devices if device.kind == "cpu")
-    train_step = pw.Plan((cpu,) * step.graph.num_groups).compile(step, cluster)
+    train_step = compiled(step)
     for number, batch in enumerate(batches):
         optimizers[1].zero_grad()
         loss = nn.functional.cross_entropy(models[1](batch[0]), batch[1])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_steps import compiled
 from torch import nn
 
 import placewise as pw
@@ -21,13 +22,6 @@ def new_model() -> nn.Sequential:
 
 def captured(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return pw.capture(model, nn.functional.cross_entropy, optimizer, BATCH)
-
-
-def compiled(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    step = captured(model, optimizer)
-    cluster = pw.Cluster.detect()
-    cpu = next(device.name for device in cluster.devices if device.kind == "cpu")
-    return pw.Plan((cpu,) * step.graph.num_groups).compile(step, cluster)
 
 
 def freeze(model: nn.Sequential) -> None:
@@ -51,7 +45,7 @@ def replace_a_module(model: nn.Sequential) -> None:
 )
 def test_a_model_that_changed_is_refused_at_the_next_step(change: Callable[[Any], Any], message: str) -> None:
     model = new_model()
-    train_step = compiled(model, torch.optim.SGD(model.parameters(), 0.1))
+    train_step = compiled(captured(model, torch.optim.SGD(model.parameters(), 0.1)))
     train_step(BATCH)
     before = [parameter.clone() for parameter in model[0].parameters()]
     change(model)
@@ -62,7 +56,7 @@ def test_a_model_that_changed_is_refused_at_the_next_step(change: Callable[[Any]
 
 def test_a_model_that_is_changed_back_goes_on() -> None:
     model = new_model()
-    train_step = compiled(model, torch.optim.SGD(model.parameters(), 0.1))
+    train_step = compiled(captured(model, torch.optim.SGD(model.parameters(), 0.1)))
     model.eval()
     model.train()
     assert torch.isfinite(train_step(BATCH))
@@ -94,7 +88,7 @@ def test_a_hook_on_a_gradient_is_recorded(same_kernels: None) -> None:
     for model in (ours, theirs):
         model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01) * 3)
     optimizers = [torch.optim.SGD(model.parameters(), 0.5) for model in (ours, theirs)]
-    train_step = compiled(ours, optimizers[0])
+    train_step = compiled(captured(ours, optimizers[0]))
     for _ in range(3):
         optimizers[1].zero_grad()
         loss = nn.functional.cross_entropy(theirs(BATCH[0]), BATCH[1])

@@ -21,29 +21,28 @@ from torch import Tensor
 from placewise.core.errors import CaptureError
 
 _KEY = torch._C.DispatchKey.AutocastIPU
-_KEY_SET = torch._C.DispatchKeySet(_KEY)
 _KEY_DEVICE = "ipu"
 
-LOWER_PRECISION = frozenset(
-    (
-        "_convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc "
-        "conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution "
-        "cudnn_convolution_transpose prelu addmm _addmm_activation addmv addr matmul einsum mm mv linalg_vecdot linear "
-        "addbmm baddbmm bmm chain_matmul linalg_multi_dot mkldnn_rnn_layer _thnn_fused_lstm_cell _thnn_fused_gru_cell "
-        "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention "
-        "_native_multi_head_attention"
-    ).split()
-)
-SETS_DTYPE = frozenset(  # on a GPU: the result is float32 unless the caller chose a type
-    (
-        "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
-        "linalg_matrix_norm.str_ord sum sum.dim_IntList"
-    ).split()
-)
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LOWER_PRECISION = _names("""
+    _convolution _convolution.deprecated conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding conv_tbc
+    conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose
+    prelu addmm _addmm_activation addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
+    linalg_multi_dot mkldnn_rnn_layer _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell
+    rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention _native_multi_head_attention
+""")
+SETS_DTYPE = _names("""
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm
+    linalg_matrix_norm.str_ord sum sum.dim_IntList
+""")  # on a GPU: the result is float32 unless the caller chose a type
 WITH_DTYPE = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}  # on a GPU: other overloads
 PROMOTED = {  # all tensors take the widest type among them
-    "cuda": frozenset("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()),
-    "cpu": frozenset("stack cat index_copy".split()),
+    "cuda": _names("addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"),
+    "cpu": _names("stack cat index_copy"),
 }
 DISPATCH_KEYS = {"cuda": "AutocastCUDA", "cpu": "AutocastCPU"}
 
@@ -148,6 +147,8 @@ def cast_ops(device: str) -> frozenset[str]:
 
 def _kernel(name: str, op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if name not in cast_ops(_state.device) and op._can_decompose():
+            return op.decompose(*args, **kwargs)  # on this device only the ops inside are cast
         torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, True)
         try:
             return _call(name, op, args, kwargs)
@@ -171,7 +172,9 @@ def _call(name: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 "binary_cross_entropy is unsafe under autocast, and PyTorch refuses it: use binary_cross_entropy_with_logits"
             )
         if name in SETS_DTYPE:
-            return op(*args, **(kwargs if not _is_cast(args[0]) or kwargs.get("dtype") else {**kwargs, "dtype": torch.float32}))
+            return op(
+                *args, **(kwargs if not _is_cast(args[0]) or kwargs.get("dtype") else {**kwargs, "dtype": torch.float32})
+            )
         if name in WITH_DTYPE:
             dtype = torch.float32 if _is_cast(args[0]) else args[0].dtype
             return getattr(torch.ops.aten.norm, WITH_DTYPE[name])(*args, **kwargs, dtype=dtype)

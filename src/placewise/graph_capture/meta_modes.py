@@ -70,7 +70,7 @@ class MetaMode(TorchFunctionMode):
             self.program.scalars = {float(scalar): scalar.slot for scalar in scalars}
             if any(self.program.scalars[float(scalar)] != scalar.slot for scalar in scalars):
                 raise CaptureError(
-                    f"two hyper-parameters or counters that one call of the optimizer reads are both {float(scalars[0])}, and "
+                    f"two hyper-parameters or counters that a call of the optimizer reads are both {float(scalars[0])} and "
                     "can't be told apart: make them differ"
                 )
         try:

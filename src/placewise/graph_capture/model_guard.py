@@ -54,7 +54,7 @@ def _changed(what: str) -> ExecutionError:
 
 
 def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuses hooks that a recording would leave out: those of the optimizer, and those that run when gradients are ready."""
+    """Refuses hooks that a recording would leave out: the optimizer's, and those that run when gradients are ready."""
     for kind, hooks in (
         ("step pre-hook", {**_global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}),
         ("step post-hook", {**_global_optimizer_post_hooks, **optimizer._optimizer_step_post_hooks}),
@@ -63,9 +63,7 @@ def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
             raise CaptureError(f"the optimizer has a {kind} ({_name(hook)}), which can't be recorded: remove it")
     for name, parameter in model.named_parameters():
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
-            raise CaptureError(
-                f"{name} has a post-accumulate-grad hook ({_name(hook)}), which can't be recorded: remove it"
-            )
+            raise CaptureError(f"{name} has a post-accumulate-grad hook ({_name(hook)}), which can't be recorded: remove it")
 
 
 def _name(hook: Any) -> str:
