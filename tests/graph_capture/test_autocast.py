@@ -118,10 +118,12 @@ def test_a_gpus_casts_are_recorded_without_a_gpu() -> None:
         pw.capture(UnderAutocast(model, "cuda"), squared, torch.optim.SGD(model.parameters(), 0.1), torch.ones(2, 4)),
     ):
         ops, tensors = step.graph.ops, step.graph.tensors
-        made = {kind: [] for kind in ops.kinds}
+        made: dict[str, list[str]] = {kind: [] for kind in ops.kinds}
         for op, kind in enumerate(ops.kinds):
             if ops.phases[op] == 0:
-                made[kind].append(tensors.shape_of(ops.writes[op][0]).dtype)
+                shape = tensors.shape_of(ops.writes[op][0])
+                assert shape is not None
+                made[kind].append(shape.dtype)
         assert made["aten._softmax"] == ["float32"]
         assert made["aten.addmm"] == ["bfloat16"] * 2
         assert made["aten._to_copy"].count("bfloat16") == 2 + 4, "the inputs of both products, two weights, two biases"

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from placewise.core.errors import CaptureError
 
-_KEY = torch._C.DispatchKey.AutocastIPU
+_KEY = torch._C.DispatchKey.AutocastIPU  # type: ignore[attr-defined]
 _KEY_DEVICE = "ipu"
 
 
@@ -68,7 +68,7 @@ def recorded_autocast() -> Iterator[None]:
     kind = torch.amp.autocast_mode.autocast
     originals = kind.__init__, kind.__enter__, kind.__exit__
     _state = _State()
-    kind.__init__, kind.__enter__, kind.__exit__ = _init, _enter, _exit  # type: ignore[method-assign,assignment]
+    kind.__init__, kind.__enter__, kind.__exit__ = _init, _enter, _exit  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -128,12 +128,12 @@ def _switch(device: str, enabled: bool) -> None:
 @cache
 def _register() -> tuple["torch.library.Library", ...]:
     """Registers the kernels, once for the process; other ops pass through."""
-    anything, aten = torch.library.Library("_", "IMPL", "AutocastIPU"), torch.library.Library("aten", "IMPL", "AutocastIPU")
-    anything.fallback(torch.library.fallthrough_kernel, "AutocastIPU")
+    anything, aten = (torch.library.Library(space, "IMPL") for space in ("_", "aten"))  # type: ignore[no-untyped-call]
+    anything.fallback(torch.library.fallthrough_kernel, "AutocastIPU")  # type: ignore[no-untyped-call]
     for name in sorted(set().union(*map(cast_ops, DISPATCH_KEYS))):
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        aten.impl(op, _kernel(name, op), "AutocastIPU")
+        aten.impl(op, _kernel(name, op), "AutocastIPU")  # type: ignore[no-untyped-call]
     return anything, aten
 
 

@@ -27,7 +27,7 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
             data = _meta_data(tensor, shared, name)
             meta = nn.Parameter(data, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else data
             for hook in (tensor._backward_hooks or {}).values():
-                meta.register_hook(hook)  # so that it is recorded
+                meta.register_hook(hook)  # type: ignore[no-untyped-call]  # so that it is recorded
             shared.append((tensor, meta))
             memo[id(tensor)] = meta
             recorder.add_resident(meta, kind, name, owner=name if kind == "parameter" else "")
