@@ -129,6 +129,26 @@ def test_a_gpus_casts_are_recorded_without_a_gpu() -> None:
         assert made["aten._to_copy"].count("bfloat16") == 2 + 4, "the inputs of both products, two weights, two biases"
 
 
+def test_ops_that_choose_their_type_take_it_by_name_and_by_position() -> None:
+    """F.cross_entropy calls log_softmax in C++, with None as its fourth argument."""
+    a = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)
+    with recorded_autocast(), torch.autocast("cuda", torch.bfloat16):
+        loss = nn.functional.cross_entropy(a, torch.empty(4, dtype=torch.long, device="meta"))
+        found = [
+            loss,
+            a.sum(),
+            a.sum(0),
+            a.softmax(0),
+            a.cumsum(0),
+            a.prod(),
+            torch.linalg.vector_norm(a),
+            a.norm(),
+            a.norm(2, 0),
+        ]
+        assert {tensor.dtype for tensor in found} == {torch.float32}
+        assert a.softmax(0, dtype=torch.float64).dtype == torch.float64
+
+
 def test_contexts_can_be_nested_and_switched_off() -> None:
     with recorded_autocast(), torch.autocast("cuda", torch.bfloat16):
         a = torch.empty(4, 4, device="meta")

@@ -172,13 +172,19 @@ def _call(name: str, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 "binary_cross_entropy is unsafe under autocast, and PyTorch refuses it: use binary_cross_entropy_with_logits"
             )
         if name in SETS_DTYPE:
-            return op(
-                *args, **(kwargs if not _is_cast(args[0]) or kwargs.get("dtype") else {**kwargs, "dtype": torch.float32})
-            )
+            return _call_with_dtype(op, args, kwargs) if _is_cast(args[0]) else op(*args, **kwargs)
         if name in WITH_DTYPE:
             dtype = torch.float32 if _is_cast(args[0]) else args[0].dtype
             return getattr(torch.ops.aten.norm, WITH_DTYPE[name])(*args, **kwargs, dtype=dtype)
     return _cast_call(op, args, kwargs, torch.float32)
+
+
+def _call_with_dtype(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls an op with the dtype float32, unless the caller chose one; C++ passes it, and None, by position."""
+    position = [argument.name for argument in op._schema.arguments].index("dtype")
+    if len(args) > position:
+        return op(*args[:position], args[position] or torch.float32, *args[position + 1 :], **kwargs)
+    return op(*args, **{**kwargs, "dtype": kwargs.get("dtype") or torch.float32})
 
 
 def _cast_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
