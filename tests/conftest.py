@@ -4,6 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from placewise.experiments.training_setups.torchvision_ops import declare_missing_ops
+
+declare_missing_ops()
+
 
 @pytest.fixture
 def same_kernels() -> Iterator[None]:

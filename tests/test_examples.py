@@ -4,11 +4,11 @@ import ast
 import importlib.util
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import script_command
 
 FOLDER = Path(__file__).parents[1] / "examples"
 NUMBER = r"([0-9.]+)"
@@ -65,7 +65,7 @@ def test_every_example_is_run() -> None:
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
     if "transformers" in name and importlib.util.find_spec("transformers") is None:
         pytest.skip("transformers is not installed")
-    command = [sys.executable, "-W", "error", str(FOLDER / f"{name}.py")]
+    command = script_command(FOLDER / f"{name}.py", "-W", "error")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

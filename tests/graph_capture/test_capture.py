@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from command_line import script_command
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -408,13 +409,15 @@ print(parameters, len(graph.ops), int(graph.tensors.nbytes[graph.producer < 0].s
 """
 
 
-def test_a_model_of_70_billion_parameters_is_captured_without_its_memory() -> None:
+def test_a_model_of_70_billion_parameters_is_captured_without_its_memory(tmp_path: Path) -> None:
     """Parameters and two averages are 3 * 276 GB; a step is 6 flops for each parameter and token.
 
     Attention (128 positions) and AdamW add 2%.
     """
     pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, "-c", LLAMA_70B], capture_output=True, text=True, check=True)
+    script = tmp_path / "llama.py"
+    script.write_text(LLAMA_70B)
+    done = subprocess.run(script_command(script), capture_output=True, text=True, check=True)
     parameters, num_ops, resident, flops, memory = (float(word) for word in done.stdout.split())
     assert parameters == 68_976_648_192
     assert num_ops > 10_000
