@@ -28,6 +28,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 def eager_step(step: TrainingStep) -> list[Tensor]:
     """Runs one step of the usual training loop with gradient accumulation; returns the loss of each micro-batch."""
     assert step.optimizer is not None
+    scaler = step.grad_scaler or torch.amp.GradScaler("cpu", enabled=False)
     step.optimizer.zero_grad()
     losses = []
     for number in range(step.micro_batches):
@@ -39,9 +40,16 @@ def eager_step(step: TrainingStep) -> list[Tensor]:
             loss = call(step.model, part).loss
         if step.micro_batches > 1:
             loss = loss / step.micro_batches
-        torch.autograd.backward(loss)
+        torch.autograd.backward(scaler.scale(loss))
         losses.append(loss.detach())
-    step.optimizer.step()
+    if scaler.is_enabled():
+        scaler.unscale_(step.optimizer)
+    if step.clip_grad_value is not None:
+        nn.utils.clip_grad_value_(step.model.parameters(), step.clip_grad_value)
+    if step.clip_grad_norm is not None:
+        nn.utils.clip_grad_norm_(step.model.parameters(), step.clip_grad_norm)
+    scaler.step(step.optimizer)
+    scaler.update()
     return losses
 
 

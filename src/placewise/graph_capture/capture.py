@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
 from placewise.graph_capture.autocast import recorded_autocast
-from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE
-from placewise.graph_capture.host_scalars import HostScalar
-from placewise.graph_capture.meta_copies import SWITCHES, adopt_state, meta_copy, meta_parts
-from placewise.graph_capture.meta_kernels import CachedMetaMode
-from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
+from placewise.graph_capture.graph_builder import BACKWARD, FORWARD
+from placewise.graph_capture.meta_copies import meta_copy, meta_parts
+from placewise.graph_capture.meta_modes import MetaMode
 from placewise.graph_capture.model_guard import ModelGuard, refuse_hooks
-from placewise.graph_capture.program import Program, Resident
+from placewise.graph_capture.program import Gate, Program, Slot
+from placewise.graph_capture.recorded_update import record_update
 from placewise.graph_capture.recorder import Recorder
+from placewise.graph_capture.returned import Returned, ReturnedOutput
+from placewise.graph_capture.structures import Structure, tensors_in
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.graph_capture.views import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,7 @@ class CapturedStep:
     program: Program
     step: TrainingStep
     guard: ModelGuard
+    returned: Returned
 
     def __repr__(self) -> str:
         return f"CapturedStep({self.graph!r})"
@@ -49,6 +52,10 @@ def capture(
     *,
     micro_batches: int = 1,
     autocast: torch.dtype | None = None,
+    clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    outputs: bool = False,
     name: str = "",
 ) -> CapturedStep:
     """Records a whole training step on the meta device: forward, backward and update.
@@ -56,8 +63,16 @@ def capture(
     Nothing is allocated or computed, and the arguments are not changed. `TrainingStep` describes how the model is called
     with a batch. With `micro_batches` = M the batch is split into M parts, whose gradients accumulate before the update.
     With `autocast` = torch.bfloat16 model and loss run with the casts of `torch.autocast("cuda", torch.bfloat16)`.
+    Gradients are clipped by their norm or by value, and scaled by `grad_scaler`, as PyTorch's own functions do it. With
+    `outputs` the step returns what the model returned, beside the loss.
     """
-    return capture_step(TrainingStep(model, loss_fn, optimizer, example_batch, micro_batches, autocast), name)
+    return capture_step(
+        TrainingStep(
+            model, loss_fn, optimizer, example_batch, micro_batches, autocast, clip_grad_norm, clip_grad_value, grad_scaler,
+            outputs,
+        ),
+        name,
+    )  # fmt: skip
 
 
 def capture_inference(model: nn.Module, example_batch: Any, *, micro_batches: int = 1, name: str = "") -> CapturedStep:
@@ -87,30 +102,61 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     parts = meta_parts(step, recorder)
     _track_modules(meta_step.model, recorder)
     _track_modules(meta_step.loss_fn, recorder, "loss")
+    kept, gate = _Kept(recorder), None
     try:
         buffers = dict(meta_step.model.named_buffers())
-        outputs = _record_forward_and_backward(meta_step, parts, recorder)
-        if meta_step.optimizer is not None and step.optimizer is not None:
-            _record_update(meta_step.model, meta_step.optimizer, step.optimizer, recorder)
+        scale = _loss_scale(step, recorder)
+        losses, output = _record_forward_and_backward(meta_step, parts, scale, kept, recorder)
         _record_replaced_buffers(buffers, meta_step.model, recorder)
+        returned = Returned(losses, output)
+        if step.optimizer is not None:
+            update = record_update(meta_step, step.optimizer, scale, recorder)
+            if update.grad_norm is not None:
+                returned = replace(returned, grad_norm=kept.add(update.grad_norm))
+            if update.found_inf is not None:
+                found_inf = kept.add(update.found_inf)
+                returned, gate = replace(returned, found_inf=found_inf), Gate(kept.slots[found_inf], update.first_op)
     except Exception as problem:
         raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
-    graph = recorder.graph.to_graph([recorder.tensor_of(t) for t in outputs], name or type(step.model).__name__)
-    program = recorder.program.to_program([recorder.views.find_or_record(t).slot for t in outputs])
-    return CapturedStep(graph, program, step, guard)
+    graph = recorder.graph.to_graph(kept.tensors(), name or type(step.model).__name__)
+    return CapturedStep(graph, recorder.program.to_program(kept.slots, gate), step, guard, returned)
+
+
+class _Kept:
+    """The tensors that the step returns; they live to its end."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.slots: list[Slot] = []
+        self._recorder = recorder
+        self._views: list[View] = []
+
+    def add(self, tensor: Tensor) -> int:
+        """Keeps a tensor, and returns its position among those that are kept."""
+        view = self._recorder.views.find_or_record(tensor if tensor.is_meta else self._recorder.meta_constant(tensor))
+        if view.slot not in self.slots:
+            self.slots.append(view.slot)
+            self._views.append(view)
+        return self.slots.index(view.slot)
+
+    def tensors(self) -> list[int]:
+        """Returns the graph's tensors that have the kept values at the end of the step."""
+        return list(dict.fromkeys(self._recorder.views.newest[view.storage] for view in self._views))
 
 
 # --- forward and backward ---
 
 
-def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder: Recorder) -> list[Tensor]:
-    """Returns the loss of each micro-batch; without an optimizer, all tensors that the model returns."""
-    outputs: list[Tensor] = []
+def _record_forward_and_backward(
+    step: TrainingStep, parts: list[Any], scale: Tensor | None, kept: _Kept, recorder: Recorder
+) -> tuple[tuple[int, ...], ReturnedOutput | None]:
+    """Returns where the losses of the micro-batches are kept, and what the model returned, if the step returns it too."""
+    losses, outputs = [], []
     if torch._C._is_any_autocast_enabled():
         raise CaptureError("autocast is on around the capture: use it inside the model, or pass autocast=torch.bfloat16")
+    is_training = step.optimizer is not None
     with ExitStack() as modes:
         modes.enter_context(recorded_autocast())
-        if step.optimizer is None:
+        if not is_training:
             modes.enter_context(torch.no_grad())
         modes.enter_context(_transformers_tracing())
         modes.enter_context(MetaMode(recorder))
@@ -118,20 +164,20 @@ def _record_forward_and_backward(step: TrainingStep, parts: list[Any], recorder:
         for number, part in enumerate(parts):
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
-            if step.optimizer is None:
-                with _autocast(step):
-                    output = _call(step.model, part)
-                outputs += [t if t.is_meta else recorder.meta_constant(t) for t in _tensors(output)]
-                continue
             with _autocast(step):
-                loss = _loss(step.loss_fn, step.model, part)
+                loss, output = _forward(step, part)
+            if step.outputs or not is_training:
+                outputs.append(Structure.of(output))
+            del output
+            if loss is None:
+                continue
             if len(parts) > 1:
                 loss = loss / len(parts)
-            outputs.append(loss.detach())
+            losses.append(kept.add(loss.detach()))
             recorder.phase = BACKWARD
-            loss.backward()  # type: ignore[no-untyped-call]
+            (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             del loss
-    return outputs
+    return tuple(losses), _returned_output(outputs, parts, kept) if outputs else None
 
 
 def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
@@ -160,115 +206,48 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
-def _loss(loss_fn: Callable[..., Tensor] | None, model: nn.Module, batch: Any) -> Tensor:
-    """Returns the loss of a batch; TrainingStep describes how the model is called."""
-    pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and loss_fn is not None
-    output = _call(model, batch[0] if pair else batch)
-    if loss_fn is not None:
-        output = loss_fn(output, batch[1]) if pair else loss_fn(output)
-    loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+def _forward(step: TrainingStep, batch: Any) -> tuple[Tensor | None, Any]:
+    """Returns the loss of a batch, None for inference, and the model's output; TrainingStep describes the call."""
+    if step.optimizer is None:
+        return None, _call(step.model, batch)
+    pair = isinstance(batch, (tuple, list)) and len(batch) == 2 and step.loss_fn is not None
+    found = output = _call(step.model, batch[0] if pair else batch)
+    if step.loss_fn is not None:
+        found = step.loss_fn(output, batch[1]) if pair else step.loss_fn(output)
+    loss = found if isinstance(found, Tensor) else getattr(found, "loss", None)
     if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
         raise CaptureError(
             "the loss must be a scalar tensor that depends on the model's parameters, got "
-            + (f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(output).__name__}")
+            + (f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(found).__name__}")
         )
-    return loss
+    return loss, output
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Returns the tensors in nested lists, tuples and dicts; pytree would overlook those in a subclass of dict."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [tensor for entry in value for tensor in _tensors(entry)] if isinstance(value, (list, tuple)) else []
+def _loss_scale(step: TrainingStep, recorder: Recorder) -> Tensor | None:
+    """Returns the factor of the loss, which every step asks the GradScaler for; None without one."""
+    if step.grad_scaler is None or not step.scales_loss:
+        return None
+    scale = torch.tensor(step.grad_scaler.get_scale())
+    recorder.program.add_host_resident(scale, "loss-scale", "scale", "")
+    return scale
 
 
-# --- the update ---
-
-
-def _record_update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder
-) -> None:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    trained = [parameter for parameter in parameters if parameter.grad is not None]
-    if not trained:
-        raise CaptureError("no parameter of the optimizer gets a gradient")
-    recorder.phase, recorder.micro_batch, recorder.path = UPDATE, -1, ""
-    _make_state(optimizer, original, recorder)
-    numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
-    for number, group in enumerate(optimizer.param_groups):
-        for key in [key for key in group if key not in ("params", "param_names", *SWITCHES)]:
-            group[key] = _live_hyper_parameter(group[key], key, number, recorder)
-    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    with MetaMode(recorder, track_scalars=True), recorder:
-        optimizer.step()
-    _record_replaced_numbers(numbers, recorder)
-    for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
-        if changed := [key for key, value in before.items() if group[key] is not value]:
-            raise CaptureError(f"the optimizer's step changes {changed[0]!r} of its parameter group {number}")
-    if recorder.program.has_lost_numbers:
-        raise CaptureError(
-            "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
-            "a way that can't be recorded: use Python's + - * / ** or the methods of tensors, not the math module"
-        )
-
-
-def _live_hyper_parameter(value: Any, name: str, group: int, recorder: Recorder) -> Any:
-    """Returns a hyper-parameter whose value every step reads again: as a number that is recorded, or one that must stay."""
-    if isinstance(value, Tensor):
-        recorder.program.add_host_resident(value, "hyper-parameter", name, group)
-        return value
-    if type(value) in (tuple, list):
-        return type(value)([_live_hyper_parameter(v, f"{name}[{i}]", group, recorder) for i, v in enumerate(value)])
-    slot = recorder.program.add_hyper_parameter(name, group, value)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return HostScalar.of(value, slot, recorder.program) if is_number else value
-
-
-def _make_state(optimizer: torch.optim.Optimizer, original: torch.optim.Optimizer, recorder: Recorder) -> None:
-    """Lets the optimizer create its state, as in its first step; state that the original already has replaces it."""
-    with MetaStateMode(recorder), CachedMetaMode(recorder.kernels):
-        try:
-            optimizer.step()
-        except KeyError:  # state that its constructor creates (Adagrad in older torch): the original has it
-            optimizer.state.clear()
-    for group, given in zip(optimizer.param_groups, original.param_groups, strict=True):
-        for parameter, key in zip(group["params"], given["params"], strict=True):
-            if key in original.state:
-                adopt_state(optimizer, parameter, original.state[key])
-
-
-def _add_state(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder
-) -> list[tuple[dict[str, Any], Resident, type]]:
-    """Adds a parameter's gradient and optimizer state; returns the states that are Python numbers: dict, resident, type."""
-    assert parameter.grad is not None
-    recorder.set_owner(parameter.grad, name)
-    state = optimizer.state.get(parameter, {})
-    numbers = []
-    for key, value in state.items():
-        if isinstance(value, Tensor) and value.is_meta:
-            recorder.add_resident(value, "state", name, key, owner=name)
-        elif isinstance(value, Tensor):
-            recorder.program.add_host_resident(value, "state", name, key)
-        elif type(value) in (int, float):
-            resident = recorder.program.add_number("state", name, key)
-            state[key] = HostScalar.of(value, resident.slot, recorder.program)
-            numbers.append((state, resident, type(value)))
-    return numbers
-
-
-def _record_replaced_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
-    """Records the Python numbers in the optimizer's state that the step has replaced."""
-    for state, resident, kind in numbers:
-        value = state[str(resident.key)]
-        if type(value) is not HostScalar:
-            raise CaptureError(f"the optimizer's step sets its state {resident.key!r} to a value that can't be recorded")
-        if value.slot != resident.slot:
-            slot = recorder.program.host_call(int, (value.slot,)) if kind is int else value.slot
-            recorder.program.update_number(resident, slot)
+def _returned_output(structures: list[Structure], parts: list[Any], kept: _Kept) -> ReturnedOutput:
+    """Returns where the tensors of the model's output are kept; those of micro-batches must be rows that can be joined."""
+    if len({len(structure.leaves) for structure in structures}) > 1:
+        raise CaptureError("the model returns different structures for different micro-batches")
+    rows = {tensor.shape[0] for tensor in tensors_in(parts[0]) if tensor.dim()}
+    positions = []
+    for leaves in zip(*(structure.leaves for structure in structures), strict=True):
+        found = tuple([kept.add(leaf) for leaf in leaves])
+        is_same = len(set(found)) == 1  # a parameter, say
+        if not is_same and leaves[0].dim() and leaves[0].shape[0] not in rows:
+            raise CaptureError(
+                f"the model returns a tensor of shape {list(leaves[0].shape)} for a micro-batch of {min(rows, default=0)} "
+                "rows, which can't be joined with those of the others: use micro_batches=1"
+            )
+        positions.append(found[:1] if is_same else found)
+    return ReturnedOutput(structures[0], tuple(positions))
 
 
 def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:

@@ -99,7 +99,7 @@ class MetaMode(TorchFunctionMode):
         return HostScalar.of(value, slot, self.program)
 
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return func(*args, **{**kwargs, "device": "meta"})
+        return self._call(func, args, {**kwargs, "device": "meta"})
 
     def _make_from_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args and isinstance(args[0], Tensor):

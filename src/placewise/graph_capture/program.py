@@ -38,7 +38,7 @@ class Resident(NamedTuple):
 
     slot: Slot
     tensor: int  # the graph's tensor, or -1 for a value on the host (a step counter, a learning rate)
-    kind: str  # parameter, buffer, state, input, constant, or hyper-parameter
+    kind: str  # parameter, buffer, state, input, constant, hyper-parameter, or loss-scale
     name: str  # the name of the parameter or buffer; the path of an input in the batch; "lr" or "betas[0]"
     key: str | int = ""  # of a state: its key; of an input: the micro-batch; of a hyper-parameter: the parameter group
     value: Any = None  # of a constant: None if the model had it on the meta device; of a hyper-parameter: when captured
@@ -54,13 +54,21 @@ class Branch(NamedTuple):
     subject: str  # what is compared, for the error: "'momentum' of parameter group 0"
 
 
+class Gate(NamedTuple):
+    """The last ops of a step, which run only if a value is 0: the update, if no gradient has overflowed."""
+
+    slot: Slot  # of the value, which is one of the program's outputs
+    first_op: int  # this op of the graph and all after it
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """The calls of one step, the values that they start from, and the outputs."""
 
     calls: tuple[Call, ...]
     residents: tuple[Resident, ...]
-    outputs: tuple[Slot, ...]  # the loss of each micro-batch, or what the model returned
+    outputs: tuple[Slot, ...]  # what the step returns
     num_slots: int
     updates: tuple[tuple[Resident, Slot], ...] = ()  # numbers in the optimizer's state that the host replaces at the end
     branches: tuple[Branch, ...] = ()  # the step is another one if an outcome differs
+    gate: Gate | None = None

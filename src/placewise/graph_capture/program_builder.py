@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.graph_capture.program import Branch, Call, Program, Resident, Slot
+from placewise.graph_capture.program import Branch, Call, Gate, Program, Resident, Slot
 
 
 class ProgramBuilder:
@@ -36,7 +36,7 @@ class ProgramBuilder:
         """Records a call; `op` is -1 if it belongs to no op of the graph."""
         self.calls.append(Call(function, args, kwargs, tuple(results), op))
 
-    def to_program(self, outputs: Iterable[Slot]) -> Program:
+    def to_program(self, outputs: Iterable[Slot], gate: Gate | None = None) -> Program:
         """Returns the program."""
         for slot, value in list(self._unread.items()):  # perhaps read in a way that can't be recorded: it must not change
             self.branch(operator.eq, slot, value, True)
@@ -47,6 +47,7 @@ class ProgramBuilder:
             self.num_slots,
             tuple(self._updates),
             tuple(self._branches.values()),
+            gate,
         )
 
     # --- tensors on the host: step counters, and numbers that are combined with tensors ---

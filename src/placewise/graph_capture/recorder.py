@@ -182,10 +182,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> int:  # fmt: skip
         g, newest, number = self.graph, self.views.newest, len(self.graph.op_names)
         reads = list(dict.fromkeys([newest[view.storage] for view in inputs]))
-        owner = next((g.tensor_owners[t] for t in reads if g.tensor_owners[t]), "") if self.phase == UPDATE else ""
+        written = [self.views.find_or_add(t) for t in self._written(facts, args, kwargs)] if facts.mutated else []
+        owner = self._owner(reads, written) if self.phase == UPDATE else ""
         path = owner or self._module_path()
         name = self._unique(f"{path}.{facts.name}{SUFFIXES[self.phase]}" if path else facts.name + SUFFIXES[self.phase])
-        written = [self.views.find_or_add(t) for t in self._written(facts, args, kwargs)] if facts.mutated else []
         after: dict[int, None] = {}
         writes: list[int] = []
         for storage in dict.fromkeys([view.storage for view in written]):
@@ -211,6 +211,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         g.devices.append(device_kinds(facts.name, tensors[0].dtype if tensors else None))
         g.owners.append(owner)
         return number
+
+    def _owner(self, reads: list[int], written: list[View]) -> str:
+        """Returns the parameter that an op of the update belongs to; "" if it combines tensors of several parameters."""
+        owners = dict.fromkeys([owner for t in reads if (owner := self.graph.tensor_owners[t])])
+        if len(owners) > 1:
+            owners = dict.fromkeys([self.graph.tensor_owners[self.views.newest[view.storage]] for view in written])
+        return next(iter(owners), "")
 
     def _written(self, facts: OpFacts, args: Any, kwargs: Any) -> list[Tensor]:
         """Returns the tensors that an op writes in place."""

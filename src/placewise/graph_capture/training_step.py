@@ -25,6 +25,10 @@ class TrainingStep:
     Without `loss_fn`, the output is the loss, or has it as `.loss`. Without an optimizer, the step is inference: only
     the forward pass, and no loss. With `micro_batches` = M, every tensor of the batch is split into M equal parts along
     its first dimension, and the gradients of loss / M accumulate before the update.
+
+    With an enabled `grad_scaler` the step scales the loss, unscales the gradients, skips the update if one of them is not
+    finite, and updates the scale. Gradients are clipped after that, by value and then by the norm of all of them, with
+    PyTorch's own `clip_grad_value_` and `clip_grad_norm_`.
     """
 
     model: nn.Module
@@ -33,12 +37,30 @@ class TrainingStep:
     batch: Any
     micro_batches: int = 1
     autocast: torch.dtype | None = None  # model and loss run with the casts of torch.autocast("cuda", autocast)
+    clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    grad_scaler: torch.amp.GradScaler | None = None
+    outputs: bool = False  # the step returns what the model returned, beside the loss
 
     def __post_init__(self) -> None:
         for name, kind, is_right in (
             ("model", "a torch.nn.Module", isinstance(self.model, nn.Module)),
             ("loss_fn", "a function or None", self.loss_fn is None or callable(self.loss_fn)),
             ("optimizer", "a torch.optim.Optimizer or None", isinstance(self.optimizer, (torch.optim.Optimizer, NoneType))),
+            (
+                "grad_scaler",
+                "a torch.amp.GradScaler or None",
+                isinstance(self.grad_scaler, (torch.amp.GradScaler, NoneType)),
+            ),
         ):
             if not is_right:
                 raise CaptureError(f"{name} must be {kind}, got a {type(getattr(self, name)).__name__}")
+        for name in ("clip_grad_norm", "clip_grad_value"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, (int, float)) and value > 0):
+                raise CaptureError(f"{name} must be a number above 0 or None, got {value!r}")
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the loss is scaled: a GradScaler for a kind of device that this machine lacks is disabled."""
+        return self.grad_scaler is not None and self.grad_scaler.is_enabled()

@@ -26,7 +26,7 @@ class HostArithmetic:
         self._resolved = resolved
         self.positions: dict[Key, int] = {}  # of a value in the list that the host's function returns
         self.reads: dict[int, dict[Slot, Key]] = {}  # op -> slot -> what it reads
-        self._num_changes: dict[Slot, int] = {}
+        self._num_changes: dict[Slot, int] = {}  # in place, in one step
         for call in resolved.host_calls:
             for slot in written_slots(call):
                 self._num_changes[slot] = self._num_changes.get(slot, 0) + 1
@@ -71,6 +71,10 @@ class HostArithmetic:
         updates = ", ".join(name_of(slot) for _, slot in self._resolved.program.updates)
         source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
         return source.build()
+
+    def changed_positions(self, resident_positions: dict[Slot, int]) -> list[int]:
+        """Returns the places of the residents that the host's function changes in place: step counters."""
+        return [resident_positions[slot] for slot in self._num_changes if slot in resident_positions]
 
     def position(self, op: int, slot: Slot) -> int:
         """Returns the place of what an op reads in the list of scalars."""

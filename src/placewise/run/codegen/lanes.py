@@ -18,6 +18,7 @@ from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.source import Source
+from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.resolved_program import HOST_VALUE
@@ -49,6 +50,7 @@ class LaneSetup(NamedTuple):
     positions: dict[Slot, int]  # a resident's slot -> its place in the list of residents
     streams: Streams | None
     cancellation: Cancellation
+    gate: UpdateGate
 
 
 class LaneWriter:
@@ -59,7 +61,7 @@ class LaneWriter:
     """
 
     def __init__(self, setup: LaneSetup, is_traced: bool = False, pause: Callable[[], None] | None = None) -> None:
-        placed, self.arithmetic, self.positions, self.streams, cancellation = setup
+        placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate = setup
         self.placed, self.resolved, self.is_traced, self.pause = placed, placed.resolved, is_traced, pause
         self.tensor_devices, self.from_host = placed.tensor_devices.tolist(), placed.launches_from_host
         self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation)
@@ -69,10 +71,14 @@ class LaneWriter:
         self.pinned_signals: dict[tuple[int, int], Signal] = {}  # (tensor, target) -> set when its mail is pinned
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
         self.entered = NO_DEVICE  # whose stream is the current one
+        self.gate_signals: list[Signal] | None = None  # of the lanes that wait at the gate; None before the gate is written
 
     def write(self) -> Lanes:
         """Returns the lanes."""
         for number, instruction in enumerate(self.placed.instructions.sequence):
+            if number == self.placed.first_gated:
+                self._return_outputs()
+                self._write_gate()
             if self.pause is not None and number % PAUSE_EVERY == 0:
                 self._begun(HOST_LANE).add_call("pause", self.pause)
             match instruction:
@@ -84,8 +90,8 @@ class LaneWriter:
                     self._copy_by_reader(number, instruction)
                 case FreeTensor():
                     self._free(self.view_names.pop(instruction.tensor, instruction.device), instruction.device)
-        for i, slot in enumerate(self.resolved.program.outputs):
-            self._return(i, slot, self.tensor_devices[self.resolved.storages[slot]])
+        if self.placed.first_gated is None:
+            self._return_outputs()
         del self.view_names  # a cycle with this writer, which would keep it alive
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
@@ -104,6 +110,8 @@ class LaneWriter:
             source.names |= {"clone_storage": clone_storage, "same_view": same_view, "now": perf_counter}
             if self.streams is not None:
                 source.names["pin"] = self.streams.pin
+            if self.gate_signals is not None:
+                self._wait_at_gate(source, self.gate_signals)
         return self.sources[lane]
 
     # --- ops ---
@@ -154,6 +162,10 @@ class LaneWriter:
         if names:
             self._source(device).add(f"del {', '.join(names)}")
 
+    def _return_outputs(self) -> None:
+        for i, slot in enumerate(self.resolved.program.outputs):
+            self._return(i, slot, self.tensor_devices[self.resolved.storages[slot]])
+
     def _return(self, i: int, slot: Slot, device: int) -> None:
         """Returns an output of the step."""
         self._lane(device).add(f"outputs[{i}] = {self.view_names.find(slot, self.resolved.storages[slot], device)}")
@@ -174,6 +186,27 @@ class LaneWriter:
         if storage != HOST_VALUE:
             return self.view_names.find(slot, self.resolved.read_versions[op][storage], device)
         return f"scalars[{self.arithmetic.position(op, slot)}]"
+
+    # --- the gate ---
+
+    def _write_gate(self) -> None:
+        """Ends all lanes here if the gate is closed: the lane that has the value decides, the others wait for it."""
+        gate = self.resolved.program.gate
+        assert gate is not None
+        storage = self.resolved.storages[gate.slot]
+        device = self.tensor_devices[storage]
+        deciding, self.gate_signals = self._lane(device), []
+        self._enter(device)
+        deciding.names["decide"] = self.gate.decider(self.gate_signals)
+        deciding.add(f"if not decide({self.view_names.find(gate.slot, storage, device)}): return")
+        for source in self.sources.values():
+            if source is not deciding:
+                self._wait_at_gate(source, self.gate_signals)
+
+    def _wait_at_gate(self, source: Source, signals: list[Signal]) -> None:
+        signals.append(self.synchronization.new_signal())
+        source.names["is_open"] = self.gate.waiter(signals[-1])
+        source.add("if not is_open(): return")
 
     # --- copies ---
 

@@ -114,6 +114,9 @@ class _Finder:
         for number, instruction in enumerate(self.placed.instructions.sequence):
             if isinstance(instruction, FreeTensor) or not self._is_launched(number):
                 continue
+            if number == self.placed.first_gated:
+                for device in list(open_ops):
+                    yield from _end(open_ops, device)
             needs = waits.before[number]
             ending: list[int] = []
             is_handed_over = isinstance(instruction, CopyTensor) and self.placed.is_handed_over(instruction)

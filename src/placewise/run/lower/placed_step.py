@@ -6,7 +6,7 @@ from functools import cached_property
 from placewise.core.arrays import Ints
 from placewise.graph_capture.program import Slot
 from placewise.run.devices import RealDevice
-from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, is_random, slots_of
 from placewise.run.lower.waits import Waits, plan_waits
 
@@ -46,6 +46,18 @@ class PlacedStep:
             if isinstance(copy, CopyTensor) and copy.tensor in own and from_host[copy.target] and not from_host[copy.source]
             if storages[copy.tensor] in self.resolved.written_storages
         )
+
+    @cached_property
+    def first_gated(self) -> int | None:
+        """The number of the first instruction that runs only if the program's gate is open; None without a gate."""
+        gate = self.resolved.program.gate
+        if gate is None:
+            return None
+        sequence = self.instructions.sequence
+        number = max((n for n, s in enumerate(sequence) if isinstance(s, RunOp) and s.op < gate.first_op), default=-1) + 1
+        while number < len(sequence) and isinstance(sequence[number], FreeTensor):
+            number += 1
+        return number
 
     def is_handed_over(self, copy: CopyTensor) -> bool:
         """Whether an op on a thread makes what is copied, and so puts it into the mailbox."""

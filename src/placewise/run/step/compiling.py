@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.program import Gate
 from placewise.machines.presets import PRESETS
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
@@ -61,12 +64,19 @@ def compile_placement(
 
     With `cuda_graphs`, any backend that can record launches replays them; without one all steps are plain.
     """
-    instructions = lower(problem, placement, order)
+    instructions = lower(problem, placement, _with_gated_ops_last(order, step.program.gate))
     placed = PlacedStep(ResolvedProgram.of(step), instructions, tensor_devices(problem, placement), devices)
     backend = _stream_backend(devices)
     if backend is None:
         return TrainStep(step, placed)
     return TrainStep(step, placed, backend.open_streams(devices), backend.recorder_factory(devices) if cuda_graphs else None)
+
+
+def _with_gated_ops_last(order: Ints | None, gate: Gate | None) -> Ints | None:
+    """Returns an order in which no other op follows those that may be skipped; program order is one."""
+    if order is None or gate is None:
+        return order
+    return order[np.argsort(order >= gate.first_op, kind="stable")]
 
 
 def _stream_backend(devices: tuple[RealDevice, ...]) -> StreamBackend | None:

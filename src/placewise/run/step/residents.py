@@ -70,6 +70,15 @@ class Residents:
         self.gather(home)  # moves the others
         return home
 
+    def update_scale(self, found_inf: Tensor) -> None:
+        """Lets the GradScaler change its scale; `found_inf` is above 0 if a gradient was not finite."""
+        scaler, optimizer = self._step.grad_scaler, self._step.optimizer
+        assert scaler is not None
+        if scaler._scale is None:
+            scaler._lazy_init_scale_growth_tracker(found_inf.device)
+        scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found_inf.device: found_inf}
+        scaler.update()
+
     def keep(self, updates: list[Any]) -> None:
         """Puts the scalars that the host has computed into the optimizer's state."""
         optimizer = self._step.optimizer
@@ -111,6 +120,10 @@ class Residents:
             case "hyper-parameter":
                 assert self._step.optimizer is not None
                 return _hyper_parameter_getter(self._step.optimizer, resident)
+            case "loss-scale":
+                scaler = self._step.grad_scaler
+                assert scaler is not None
+                return lambda batch: torch.tensor(scaler.get_scale())
         return self._constant_getter(resident)
 
     def _model_getter(self, resident: Resident) -> Getter:

@@ -15,10 +15,12 @@ from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import LaunchRecorder, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter, pinning_lane
+from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
+from placewise.run.step.step_result import StepResult, loss_of, model_output
 from placewise.run.step_trace import StepTrace
 
 UNSTEADY_STEPS = 2  # plain steps while memory is allocated, or the step that records and the first that replays
@@ -27,9 +29,12 @@ UNSTEADY_STEPS = 2  # plain steps while memory is allocated, or the step that re
 class TrainStep:
     """Runs a captured step as it was placed; `plan.compile(step)` makes one.
 
-    `train_step(batch)` returns the loss (for inference: what the model returned). It updates the model's own parameters and
-    buffers and the optimizer's own state, which can be used and changed between calls.
+    `train_step(batch)` returns the loss; a StepResult, if the step was captured with `outputs=True`; for inference, what the
+    model returned. It updates the model's own parameters and buffers and the optimizer's own state, which can be used and
+    changed between calls. `grad_norm` is the norm of the last step's gradients before they were clipped, if they are.
     """
+
+    grad_norm: Tensor | None = None
 
     def __init__(
         self, step: CapturedStep, placed: PlacedStep, streams: Streams | None = None,
@@ -40,7 +45,9 @@ class TrainStep:
         self._residents = Residents(placed, step.step, streams)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
         self._compute_scalars = arithmetic.build(self._residents.positions)
-        self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation)
+        self._counters = arithmetic.changed_positions(self._residents.positions)
+        self._gate = UpdateGate()
+        self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation, self._gate)
         self._lanes = LaneWriter(self._setup).write()
         self._traced: Lanes | None = None
         self._replay = Replay(self._lanes, make_recorder, self._setup) if make_recorder is not None else None
@@ -123,6 +130,7 @@ class TrainStep:
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
             residents = self._residents.gather(batch)
+            counters = _Counters([residents[position] for position in self._counters])
             scalars, updates = self._compute_scalars(residents)
             lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
             mailbox: list[Any] = [None] * lanes.mailbox_size
@@ -131,7 +139,11 @@ class TrainStep:
             host = jobs.pop(HOST_LANE, None)
             with self._streams.step(trace) if self._streams is not None else nullcontext(), self._recovering():
                 self._threads.run(jobs, host)
-            self._residents.keep(updates)
+            if self._gate.is_open:
+                self._residents.keep(updates)
+            else:
+                counters.restore()
+                self._threads.cancellation.reset()
             return self._result(outputs)
 
     def _choose_lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
@@ -151,12 +163,15 @@ class TrainStep:
             raise
 
     def _result(self, outputs: list[Tensor]) -> Any:
-        if self._step.step.optimizer is None:
-            return outputs[0] if len(outputs) == 1 else outputs
-        loss = outputs[0]
-        for other in outputs[1:]:  # the loss of a micro-batch is its part of the whole
-            loss = loss + other.to(loss.device)
-        return loss
+        returned = self._step.returned
+        if returned.found_inf is not None:
+            self._residents.update_scale(outputs[returned.found_inf])
+        self.grad_norm = None if returned.grad_norm is None else outputs[returned.grad_norm]
+        output = None if returned.output is None else model_output(returned.output, outputs)
+        if not returned.losses:
+            return output
+        loss = loss_of(returned, outputs)
+        return loss if returned.output is None else StepResult(loss, output, self.grad_norm)
 
 
 def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
@@ -164,6 +179,20 @@ def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
     devices = {number: device for number, device in enumerate(placed.devices) if not device.launches_from_host}
     devices |= {pinning_lane(number): device.pinning_thread for number, device in devices.items()}
     return {lane: devices[lane] for lane in lanes.functions if lane != HOST_LANE}
+
+
+class _Counters:
+    """The optimizer's step counters as they are before a step."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self._tensors = tensors
+        self._values = torch.stack(tensors) if tensors else None  # several times faster than a clone of each
+
+    def restore(self) -> None:
+        """Sets the counters back, after a step that did not update."""
+        if self._values is not None:
+            for tensor, value in zip(self._tensors, self._values, strict=True):
+                tensor.copy_(value)
 
 
 class _Stopwatch:

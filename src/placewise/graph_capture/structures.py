@@ -1,0 +1,60 @@
+"""Values with tensors in them, such as what a model returns: taken apart, and made again with other tensors."""
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from placewise.core.errors import CaptureError
+
+OPAQUE = (str, bytes, int, float, type, nn.Module, FunctionType, MethodType, ModuleType)  # nothing is looked for in these
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """A value of any class whose tensors are on the meta device."""
+
+    template: Any
+    leaves: tuple[Tensor, ...]  # the tensors in it, each once
+
+    @classmethod
+    def of(cls, value: Any) -> "Structure":
+        """Returns the structure of a value; its tensors are detached, and what is not a tensor is copied."""
+        detached = {id(tensor): tensor.detach() for tensor in tensors_in(value)}
+        try:
+            template = copy.deepcopy(value, dict(detached))
+        except Exception as problem:
+            raise CaptureError(f"the step returns a {type(value).__name__} that can't be copied: {problem}") from None
+        return cls(template, tuple(detached.values()))
+
+    def fill(self, values: Sequence[Any]) -> Any:
+        """Returns the value with these in the place of its tensors."""
+        if isinstance(self.template, Tensor):
+            return values[0]
+        return copy.deepcopy(self.template, {id(leaf): value for leaf, value in zip(self.leaves, values, strict=True)})
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors in a value, each once: in lists, tuples, dicts, and in the attributes of other objects.
+
+    pytree would overlook those in classes that are not registered with it.
+    """
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        entry = waiting.pop()
+        if id(entry) in seen or entry is None or isinstance(entry, OPAQUE):
+            continue
+        seen.add(id(entry))
+        if isinstance(entry, Tensor):
+            yield entry
+        elif isinstance(entry, Mapping):
+            waiting += reversed(list(entry.values()))
+        elif isinstance(entry, (list, tuple, deque, set, frozenset)):
+            waiting += reversed(list(entry))
+        else:
+            waiting += reversed(list(getattr(entry, "__dict__", {}).values()))
