@@ -199,11 +199,18 @@ class LaneThreads:
             raise first
 
     def _wait(self, locks: Sequence[threading.Lock], ended: list[bool]) -> None:
+        """Waits for threads that end at their next signal; a second Ctrl-C gives up one whose op does not end."""
+        interrupts = sum(isinstance(failure, KeyboardInterrupt) for failure in self.cancellation.failures)
         while len(ended) < len(locks):
             try:
                 ended.extend(map(_acquire, locks[len(ended) :]))
-            except KeyboardInterrupt as interrupt:  # the threads end at their next signal, and we go on waiting
+            except KeyboardInterrupt as interrupt:
+                interrupts += 1
                 self.cancellation.cancel(interrupt)
+                if interrupts > 1 and len(ended) < len(locks):
+                    self.close()
+                    interrupt.add_note("An op was still running when the step was given up: it is closed, compile it again.")
+                    raise
 
 
 def _end_threads(threads: Mapping[int, LaneThread]) -> None:

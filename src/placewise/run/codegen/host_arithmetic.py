@@ -72,10 +72,6 @@ class HostArithmetic:
         source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
         return source.build()
 
-    def changed_positions(self, resident_positions: dict[Slot, int]) -> list[int]:
-        """Returns the places of the residents that the host's function changes in place: step counters."""
-        return [resident_positions[slot] for slot in self._num_changes if slot in resident_positions]
-
     def position(self, op: int, slot: Slot) -> int:
         """Returns the place of what an op reads in the list of scalars."""
         return self.positions[self.reads[op][slot]]

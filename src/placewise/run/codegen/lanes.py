@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from placewise.graph_capture.program import Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
@@ -108,6 +109,7 @@ class LaneWriter:
         if lane not in self.sources:
             source = self.sources[lane] = Source(_lane_name(lane), PARAMETERS)
             source.names |= {"clone_storage": clone_storage, "same_view": same_view, "now": perf_counter}
+            source.names["count_write"] = increment_version
             if self.streams is not None:
                 source.names["pin"] = self.streams.pin
             if self.gate_signals is not None:
@@ -155,6 +157,8 @@ class LaneWriter:
         targets = [self.view_names.target(slot, self.resolved.storages[slot], run.device) for slot in call.results]
         self._trace_start(number, run.device)
         source.assign(call, targets, expression)
+        if unmarked := self.resolved.unmarked_writes(run.op):  # counted, so that a step that fails can say what changed
+            source.add(f"count_write(({', '.join(self._argument(run.op, run.device, slot) for slot in unmarked)},))")
         self._trace_end(number, run.device, [target for target in targets if target != "_"])
 
     def _free(self, names: list[str], device: int) -> None:

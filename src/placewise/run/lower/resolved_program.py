@@ -79,6 +79,15 @@ class ResolvedProgram:
         written = graph.ops.writes.values
         return frozenset(graph.storage[written[graph.tensors.alias_of[written] >= 0]].tolist())
 
+    def unmarked_writes(self, op: int) -> list[Slot]:
+        """Returns what an op writes in place without its schema saying so, as batch norm does its running statistics."""
+        written, call = self.graph.ops.writes[op], self.op_calls[op]
+        storages = self.graph.storage[written[self.graph.tensors.alias_of[written] >= 0]].tolist()
+        if not storages:
+            return []
+        marked = written_slots(call)
+        return [slot for slot in slots_of(call) if self.storages[slot] in storages and slot not in marked]
+
 
 def _made(graph: Graph, call: Call, count: int) -> list[int]:
     """Returns the storage of each of the slots that an op makes."""

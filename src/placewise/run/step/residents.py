@@ -1,6 +1,6 @@
 """What exists before a step starts: the model's own tensors on their home devices, the optimizer's state, and the batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -79,13 +79,14 @@ class Residents:
         scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found_inf.device: found_inf}
         scaler.update()
 
-    def keep(self, updates: list[Any]) -> None:
-        """Puts the scalars that the host has computed into the optimizer's state."""
+    def keep(self, updates: list[Any], updated: Collection[str] | None = None) -> None:
+        """Puts the scalars that the host has computed into the optimizer's state; after a failure, of what was updated."""
         optimizer = self._step.optimizer
-        if optimizer is None:
+        if optimizer is None or (updated is not None and not updated):
             return
         for (resident, _), value in zip(self._program.updates, updates, strict=True):
-            optimizer.state[self._parameters[resident.name]][resident.key] = value
+            if updated is None or resident.name in updated:
+                optimizer.state[self._parameters[resident.name]][resident.key] = value
         optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedules look at, to warn if there was no step
 
     def _check_model(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter,
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.step.failed_steps import FailedSteps
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
 from placewise.run.step.step_result import StepResult, loss_of, model_output
+from placewise.run.step.turn import Turn
 from placewise.run.step_trace import StepTrace
 
 UNSTEADY_STEPS = 2  # plain steps while memory is allocated, or the step that records and the first that replays
@@ -31,7 +33,8 @@ class TrainStep:
 
     `train_step(batch)` returns the loss; a StepResult, if the step was captured with `outputs=True`; for inference, what the
     model returned. It updates the model's own parameters and buffers and the optimizer's own state, which can be used and
-    changed between calls. `grad_norm` is the norm of the last step's gradients before they were clipped, if they are.
+    changed between calls. `grad_norm` is the norm of the last step's gradients before they were clipped, if they are. Only
+    one thread at a time can call it, in the process that compiled it.
     """
 
     grad_norm: Tensor | None = None
@@ -41,11 +44,11 @@ class TrainStep:
         make_recorder: Callable[[], LaunchRecorder] | None = None,
     ) -> None:  # fmt: skip
         step.guard.check()
-        self.placed, self._step, self._streams = placed, step, streams
+        self.placed, self._step, self._streams, self._turn = placed, step, streams, Turn()
         self._residents = Residents(placed, step.step, streams)
+        self._failed_steps = FailedSteps(placed.resolved)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
         self._compute_scalars = arithmetic.build(self._residents.positions)
-        self._counters = arithmetic.changed_positions(self._residents.positions)
         self._gate = UpdateGate()
         self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation, self._gate)
         self._lanes = LaneWriter(self._setup).write()
@@ -55,14 +58,17 @@ class TrainStep:
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
-        return self._run(batch)  # which can also trace, or run other lanes
+        return self._turn.run(partial(self._run, batch))  # which can also trace, or run other lanes
 
     def bring_home(self, batch: Any) -> Any:
         """Returns the batch with its tensors on their home devices, and moves the model's and the optimizer's there."""
-        return self._residents.bring_home(batch)
+        return self._turn.run(partial(self._residents.bring_home, batch))
 
     def trace(self, batch: Any) -> StepTrace:
         """Runs one step without a recording, and returns when everything ran and how many bytes it made."""
+        return self._turn.run(partial(self._run_traced, batch))
+
+    def _run_traced(self, batch: Any) -> StepTrace:
         self._forget_recording()
         if self._traced is None:
             self._traced = LaneWriter(self._setup, is_traced=True).write()
@@ -75,6 +81,9 @@ class TrainStep:
 
         A host whose queue is full has to wait. So it lets the queues run empty now and then, off the clock.
         """
+        return self._turn.run(partial(self._run_timed, batch))
+
+    def _run_timed(self, batch: Any) -> float:
         self._forget_recording()
         stopwatch = _Stopwatch(self.synchronize)
         lanes = LaneWriter(self._setup, pause=stopwatch.pause).write()
@@ -111,10 +120,19 @@ class TrainStep:
 
     def close(self) -> None:
         """Ends the threads, and gives back the recording and memory; the step can't be run any more."""
+        self._turn.run(self._end)
+
+    def _end(self) -> None:
         self._threads.close()
         self._forget_recording()
         for backend, _ in group_by_backend(self.placed.devices):
             backend.release_memory()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # what copy, deepcopy and pickle call
+        raise ExecutionError(
+            "a train step can't be copied or pickled, because it owns threads: save the plan (plan.save) and the state_dict "
+            "of model and optimizer, then capture and compile there"
+        )
 
     def _forget_recording(self) -> None:
         """Gives back the memory of recorded segments, which a plain step needs; the next step records again."""
@@ -130,19 +148,25 @@ class TrainStep:
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
             residents = self._residents.gather(batch)
-            counters = _Counters([residents[position] for position in self._counters])
-            scalars, updates = self._compute_scalars(residents)
-            lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
-            mailbox: list[Any] = [None] * lanes.mailbox_size
-            given = (residents, scalars, mailbox, outputs, None if trace is None else trace.add)
-            jobs = {lane: partial(function, *given) for lane, function in lanes.functions.items()}
-            host = jobs.pop(HOST_LANE, None)
-            with self._streams.step(trace) if self._streams is not None else nullcontext(), self._recovering():
-                self._threads.run(jobs, host)
+            before, updates = self._failed_steps.look(residents), list[Any]()
+            try:
+                scalars, updates = self._compute_scalars(residents)
+                lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
+                mailbox: list[Any] = [None] * lanes.mailbox_size
+                given = (residents, scalars, mailbox, outputs, None if trace is None else trace.add)
+                jobs = {lane: partial(function, *given) for lane, function in lanes.functions.items()}
+                host = jobs.pop(HOST_LANE, None)
+                with self._streams.step(trace) if self._streams is not None else nullcontext(), self._recovering():
+                    self._threads.run(jobs, host)
+            except BaseException as failure:
+                is_replayed = self._replay is not None and lanes not in (None, self._lanes)
+                updated = self._failed_steps.recover(residents, before, failure, is_replayed)
+                self._residents.keep(updates, updated)
+                raise
             if self._gate.is_open:
                 self._residents.keep(updates)
             else:
-                counters.restore()
+                self._failed_steps.set_back(residents, before)
                 self._threads.cancellation.reset()
             return self._result(outputs)
 
@@ -179,20 +203,6 @@ def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
     devices = {number: device for number, device in enumerate(placed.devices) if not device.launches_from_host}
     devices |= {pinning_lane(number): device.pinning_thread for number, device in devices.items()}
     return {lane: devices[lane] for lane in lanes.functions if lane != HOST_LANE}
-
-
-class _Counters:
-    """The optimizer's step counters as they are before a step."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self._tensors = tensors
-        self._values = torch.stack(tensors) if tensors else None  # several times faster than a clone of each
-
-    def restore(self) -> None:
-        """Sets the counters back, after a step that did not update."""
-        if self._values is not None:
-            for tensor, value in zip(self._tensors, self._values, strict=True):
-                tensor.copy_(value)
 
 
 class _Stopwatch:
