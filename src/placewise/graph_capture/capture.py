@@ -159,6 +159,7 @@ def _record_forward_and_backward(
         if not is_training:
             modes.enter_context(torch.no_grad())
         modes.enter_context(_transformers_tracing())
+        modes.enter_context(recorder.tape.recording())
         modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)
         for number, part in enumerate(parts):

@@ -24,6 +24,7 @@ class GraphBuilder:
         self.bytes_moved: list[float] = []
         self.devices: list[tuple[str, ...] | None] = []
         self.owners: list[str] = []  # [ops], the parameter that an update op belongs to, or ""
+        self.colocated: list[tuple[int, int]] = []  # pairs of ops that must be on one device for another reason
         self.tensor_names: list[str] = []
         self.tensor_bytes: list[int] = []
         self.tensor_kinds: list[str] = []
@@ -83,10 +84,10 @@ class GraphBuilder:
         return Graph(name, tensors, ops, np.array(outputs, np.int64))
 
     def _colocated(self, storages: Ints) -> Ints:
-        """Returns the smallest groups: ops that write the same storage, and all update ops of a parameter: [ops]."""
+        """Returns the smallest groups: ops that write the same storage, all update ops of a parameter, and pairs: [ops]."""
         roots = storages.tolist()
         first: dict[int | str, int] = {}  # storage or parameter -> the first op that writes it or belongs to it
-        pairs = []
+        pairs = list(self.colocated)
         for op, (writes, owner) in enumerate(zip(self.writes, self.owners, strict=True)):
             shared: list[int | str] = [roots[tensor] for tensor in writes]
             pairs += [(first.setdefault(key, op), op) for key in ([*shared, owner] if owner else shared)]

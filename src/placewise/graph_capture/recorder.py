@@ -13,6 +13,8 @@ from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
 from placewise.graph_capture.program import HERE, Resident
 from placewise.graph_capture.program_builder import ProgramBuilder
+from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
+from placewise.graph_capture.random_tape import RandomTape, TapedDraw
 from placewise.graph_capture.views import View, Views
 
 SUFFIXES = ("", ".backward", ".update")  # of the names of ops, by phase
@@ -31,6 +33,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.program = ProgramBuilder()
         self.views = Views(self.graph, self.program)
         self.kernels = MetaKernels()
+        self.tape = RandomTape()
         self.phase, self.micro_batch, self.path = FORWARD, -1, ""
         self.originals: dict[int, str] = {}  # storage of a parameter that the user gave -> name: the step must not use it
         self._facts: dict[Any, OpFacts] = {}
@@ -130,6 +133,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
+        repeated = self.tape.next_repeated((func, signature(args)), self.where()) if facts.random else None
+        if repeated is not None:
+            inputs.append(self._input(self._saved_state(repeated)))
         out = self._run(func, facts, args, kwargs)
         results: list[Tensor] = []
         collect((out,), results)
@@ -148,8 +154,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call_kwargs = {key: self._template(value) for key, value in kwargs.items()} if kwargs else {}
         if facts.takes_device:
             call_kwargs["device"] = HERE
-        self.program.call(func, call_args, call_kwargs, [self.views.find_or_add(t).slot for t in results], op)
+        function = func
+        if repeated is not None:
+            function, call_args = DrawAgain(func), (inputs[-1].slot, *call_args)
+            self.graph.colocated.append((repeated.op, op))
+        elif facts.random:
+            self.tape.draws.append(TapedDraw((func, signature(args)), op, len(self.program.calls)))
+        self.program.call(function, call_args, call_kwargs, [self.views.find_or_add(t).slot for t in results], op)
         return out
+
+    def _saved_state(self, draw: TapedDraw) -> Tensor:
+        """Returns the generator's state before a draw; the op that draws gets it as one more output."""
+        if draw.state is None:
+            draw.state = torch.empty(STATE_BYTES, dtype=torch.uint8, device="meta")
+            name = f"{self.graph.op_names[draw.op]}:generator"
+            self.graph.writes[draw.op].append(self.views.add_storage(draw.state, name, "activation"))
+            call = self.program.calls[draw.call]
+            results = (*call.results, self.views.find_or_add(draw.state).slot)
+            self.program.calls[draw.call] = call._replace(function=Draw(call.function), results=results)
+        return draw.state
 
     def _reshaped(self, facts: OpFacts, out: Tensor) -> Tensor:
         """Records a tensor that an op has made another view of its storage, in place."""
@@ -161,11 +184,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
         if facts.name == "_local_scalar_dense":
             raise self.needs_value("a number or a condition")
-        if facts.random and self.phase == BACKWARD:
-            raise CaptureError(
-                f"{facts.kind} draws random numbers again in backward (dropout in a checkpointed module); the recorded "
-                f"step would draw different ones{self.where()}"
-            )
         try:
             return self.kernels.run(func, facts, args, kwargs)
         except NotImplementedError:

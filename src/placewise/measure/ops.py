@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from placewise.graph_capture.meta_kernels import MetaKernels
 from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts
 from placewise.graph_capture.program import HERE, Call, Program, Resident, Slot
+from placewise.graph_capture.random_draws import without_state
 
 LOW, HIGH = 0.05, 0.95  # of random floats: they can be probabilities, and have roots and logarithms
 
@@ -53,7 +54,7 @@ def op_calls(program: Program, num_ops: int) -> list[OpCall]:
     kernels, facts = MetaKernels(), dict[Any, OpFacts]()
     found: dict[int, OpCall] = {}
     with torch.no_grad():
-        for call in program.calls:
+        for call in map(without_state, program.calls):
             args = fill_slots(call.args, values)
             kwargs = {key: fill_slots(value, values) for key, value in call.kwargs.items()}
             if call.op >= 0:

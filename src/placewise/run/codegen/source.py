@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from placewise.graph_capture.program import HERE, Call, Slot
+from placewise.graph_capture.random_draws import Draw, without_state
 
 
 class Source:
@@ -88,7 +89,10 @@ class Source:
         if all(target == "_" for target in targets):
             self.add(expression)
             return
-        returns = call.function._schema.returns if isinstance(call.function, OpOverload) else (None,)
+        function = without_state(call).function
+        returns = function._schema.returns if isinstance(function, OpOverload) else (None,)
+        if isinstance(call.function, Draw):
+            returns = (*returns, None)  # the generator's state
         is_list = len(returns) == 1 and returns[0] is not None and "List" in str(returns[0].type)
         if len(returns) == 1 and not is_list:
             self.add(f"{targets[0]} = {expression}")

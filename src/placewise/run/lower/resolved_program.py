@@ -12,6 +12,7 @@ from placewise.core.errors import ExecutionError
 from placewise.core.graph import Graph
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Call, Program, Slot
+from placewise.graph_capture.random_draws import without_state
 
 HOST_VALUE = -1  # instead of a storage
 
@@ -128,4 +129,5 @@ def written_slots(call: Call) -> list[Slot]:
 
 def is_random(call: Call) -> bool:
     """Whether a call draws from a random generator."""
-    return isinstance(call.function, OpOverload) and Tag.nondeterministic_seeded in call.function.tags
+    function = without_state(call).function
+    return isinstance(function, OpOverload) and Tag.nondeterministic_seeded in function.tags

@@ -1,0 +1,92 @@
+"""The random generator while a step is recorded: a tape of draws.
+
+Code that saves the generator's state and restores it later, as checkpointing does, draws the same numbers again. On the meta
+device nothing is drawn, so a state is a position on the tape; after it was restored, each random op must be the one that
+stands there.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from placewise.core.errors import CaptureError
+
+
+@dataclass
+class TapedDraw:
+    """A random op that was recorded."""
+
+    signature: Any
+    op: int  # of the graph
+    call: int  # of the program
+    state: Tensor | None = None  # on the meta device: the generator's state before it, if it is drawn again
+
+
+class RandomTape:
+    """The random ops recorded so far, and the one that is drawn again next."""
+
+    def __init__(self) -> None:
+        self.draws: list[TapedDraw] = []
+        self._position: int | None = None  # None: the next random op is a new one
+        self._states: dict[int, tuple[Tensor, int]] = {}  # id of a saved state -> itself, its position
+
+    def next_repeated(self, signature: Any, where: str) -> TapedDraw | None:
+        """Returns the earlier draw that the present random op repeats; None if it is a new one."""
+        if self._position is None or self._position == len(self.draws):
+            self._position = None
+            return None
+        draw = self.draws[self._position]
+        if draw.signature != signature:
+            raise CaptureError(f"the step draws other random numbers when it runs a checkpointed module again{where}")
+        self._position += 1
+        return draw
+
+    def get_state(self) -> Tensor:
+        """Returns the generator's state: what stands for the present position."""
+        state = torch.default_generator.get_state()
+        self._states[id(state)] = (state, len(self.draws) if self._position is None else self._position)
+        return state
+
+    def set_state(self, state: Tensor) -> None:
+        """Continues at the position of a saved state; at the end of the tape new numbers are drawn."""
+        if id(state) not in self._states:
+            raise CaptureError("the step sets the random generator to a state of another time, which can't be recorded")
+        self._position = self._states[id(state)][1]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Makes PyTorch's functions for the generator use the tape."""
+
+        def refuse(name: str) -> Callable[..., None]:
+            def seed(*_: Any) -> None:
+                raise CaptureError(f"the step calls torch.{name}, which can't be recorded: seed before training")
+
+            return seed
+
+        @contextmanager
+        def fork_rng(*args: Any, enabled: bool = True, **kwargs: Any) -> Iterator[None]:
+            position = self._position
+            try:
+                yield
+            finally:
+                if enabled:
+                    self._position = position
+
+        functions: dict[str, Callable[..., Any]] = {
+            "get_rng_state": self.get_state, "set_rng_state": self.set_state, "fork_rng": fork_rng,
+            "manual_seed": refuse("manual_seed"), "seed": refuse("seed"),
+        }  # fmt: skip
+        with ExitStack() as patches:
+            for module in (torch, torch.random):
+                for name in filter(partial(hasattr, module), functions):
+                    patches.enter_context(patch.object(module, name, functions[name]))
+            # Checkpointing asks for autocast by the device of its arguments, and ours is a GPU's.
+            patches.enter_context(patch.object(torch.utils.checkpoint, "_infer_device_type", lambda *args: "cuda"))
+            yield
