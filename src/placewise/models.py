@@ -24,6 +24,11 @@ FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 OTHER_FILES = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by format
 
 
+def is_zoo_model(model: str) -> bool:
+    """Returns whether MODEL names a model of the zoo: loading it runs no code of the user's."""
+    return model.partition(":")[0] in zoo.MODELS
+
+
 def load_graph(model: str) -> Graph:
     """Returns the graph of a model; a graph file is read without loading torch."""
     if _is_file(model):
@@ -62,12 +67,11 @@ def _kind_of(path: str) -> str:
 
 
 def _is_file(model: str) -> bool:
-    return model.partition(":")[0] not in zoo.MODELS and not model.endswith(".py") and os.path.isfile(model)
+    return not is_zoo_model(model) and not model.endswith(".py") and os.path.isfile(model)
 
 
 def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
-    name = model.partition(":")[0]
-    if name in zoo.MODELS:
+    if is_zoo_model(model):
         step = zoo.build_step(model, device)
     elif function := FUNCTION.fullmatch(model):
         step = _call(model, function[1], function[2], device)
@@ -76,7 +80,7 @@ def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
     else:
         raise ModelError(
             f"{model}: is neither a file, nor a function (package.module:function or path/to/file.py:function), nor a "
-            f"model of the zoo: {did_you_mean(name, zoo.MODELS)}"
+            f"model of the zoo: {did_you_mean(model.partition(':')[0], zoo.MODELS)}"
         )
     return _captured(step, model)
 

@@ -248,3 +248,33 @@ def test_a_comparison_that_was_stopped_says_who_had_less(
     for names, said_so in (("heft,genetic", "genetic had less"), ("heft,genetic,random", "not started: random")):
         assert main(["compare", str(graph), "--cluster", "2xK80", "--strategies", names, "--budget", "4"]) == 0
         assert said_so in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["os:abort", "evil:step", "evil.py:step", "nmt.evil:step"])
+def test_a_function_that_a_run_file_names_is_never_called(
+    model: str, graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring would import and call it, from the current folder first: `resume` asks for the user's own word."""
+    monkeypatch.chdir(tmp_path)
+    Path("evil.py").write_text("from pathlib import Path\nPath('called').touch()\ndef step(): Path('called').touch()\n")
+    problem = Problem.of(read_graph(graph), pw.Cluster.load("2xK80"))
+    request = Request("random", {}, Budget(2), model=model, cluster="c", measure=Measure())
+    with RunFile("runs.db") as file:
+        file.create(specify(problem, request), problem).close()
+    rule = f"run 1 measures '{model}', and to resume it is to import and call that: if you trust it, add --model {model}\n"
+    assert refused(["resume", "1", "--run-file", "runs.db"], capsys).endswith(rule)
+    for command in (["runs", "runs.db"], ["report", "runs.db", "1", "-o", "page.html"]):
+        main(command)
+    assert not Path("called").exists()
+    capsys.readouterr()
+    if model == "evil.py:step":
+        assert main(["resume", "1", "--run-file", "runs.db", "--model", model]) == 2  # it is called, and returns nothing
+        assert Path("called").exists()
+
+
+def test_a_model_is_named_for_measured_runs_only(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = str(tmp_path / "runs.db")
+    assert main(place(graph, "--run-file", runs, "--json")) == 0
+    capsys.readouterr()
+    rule = "--model: run 1 is simulated, so it needs no model"
+    assert rule in refused(["resume", "1", "--run-file", runs, "--model", "os:abort"], capsys)
