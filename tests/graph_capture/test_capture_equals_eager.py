@@ -288,13 +288,6 @@ def test_a_number_that_math_computes_is_refused() -> None:
         pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(2, 2), torch.randn(2, 2)))
 
 
-def test_dropout_in_a_checkpoint_is_refused() -> None:
-    """Eager code draws the same numbers again in backward; the recorded step would draw others."""
-    model = Calls(lambda x, m: checkpoint(m, x, use_reentrant=False), nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
-    with pytest.raises(CaptureError, match="in a checkpointed module"):
-        pw.capture(model, lambda out: out.sum(), torch.optim.SGD(model.parameters()), torch.randn(4, 4))
-
-
 def test_mixed_precision_by_casts() -> None:
     """A model in bfloat16 whose norm is in float32, as in Llama."""
     model = Calls(lambda x, m, n: n(m(x.to(torch.bfloat16)).float()), nn.Linear(4, 4), nn.LayerNorm(4))

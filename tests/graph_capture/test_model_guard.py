@@ -40,8 +40,9 @@ def replace_a_module(model: nn.Sequential) -> None:
         (freeze, "requires_grad of 0.weight is False now"),
         (replace_a_module, "the module '2' was replaced"),
         (lambda model: model.append(nn.ReLU()), "the model has other modules now"),
+        (lambda model: setattr(model[1], "p", 0.25), "1.p is 0.25 now and was 0.5"),
     ],
-    ids=["eval", "one module in eval", "frozen", "replaced", "added"],
+    ids=["eval", "one module in eval", "frozen", "replaced", "added", "another dropout"],
 )
 def test_a_model_that_changed_is_refused_at_the_next_step(change: Callable[[Any], Any], message: str) -> None:
     model = new_model()
@@ -52,6 +53,15 @@ def test_a_model_that_changed_is_refused_at_the_next_step(change: Callable[[Any]
     with pytest.raises(ExecutionError, match=f"^{message}, and the captured step was another one: undo it, or capture"):
         train_step(BATCH)
     assert all(torch.equal(a, b) for a, b in zip(before, model[0].parameters(), strict=True)), "nothing was updated"
+
+
+def test_an_attribute_that_no_module_reads_may_change() -> None:
+    model = new_model()
+    model.epoch_of_training = 0  # type: ignore[assignment]
+    train_step = compiled(captured(model, torch.optim.SGD(model.parameters(), 0.1)))
+    model.epoch_of_training = 1  # type: ignore[assignment]
+    train_step(BATCH)
+    train_step.close()
 
 
 def test_a_model_that_is_changed_back_goes_on() -> None:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,16 +17,19 @@ from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
+from placewise.core.quantities import format_count
 from placewise.graph_capture.autocast import recorded_autocast
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD
 from placewise.graph_capture.meta_copies import meta_copy, meta_parts
 from placewise.graph_capture.meta_modes import MetaMode
 from placewise.graph_capture.model_guard import ModelGuard, refuse_hooks
+from placewise.graph_capture.module_attributes import ModuleAttributes, has_tensors, modules_of
 from placewise.graph_capture.program import Gate, Program, Slot
+from placewise.graph_capture.random_tape import HostGenerators
 from placewise.graph_capture.recorded_update import record_update
 from placewise.graph_capture.recorder import Recorder
-from placewise.graph_capture.returned import Returned, ReturnedOutput
-from placewise.graph_capture.structures import Structure, tensors_in
+from placewise.graph_capture.returned import Returned, ReturnedOutput, SetAttribute
+from placewise.graph_capture.structures import Leaf, Structure, tensors_in
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.graph_capture.views import View
 
@@ -97,18 +101,20 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     """Records a training step on the meta device; nothing is allocated or computed, and the step is not changed."""
     if step.optimizer is not None:
         refuse_hooks(step.model, step.optimizer)
-    recorder, guard = Recorder(), ModelGuard(step.model, step.loss_fn)
+    recorder = Recorder()
     meta_step = meta_copy(step, recorder)
     parts = meta_parts(step, recorder)
     _track_modules(meta_step.model, recorder)
     _track_modules(meta_step.loss_fn, recorder, "loss")
-    kept, gate = _Kept(recorder), None
+    kept, gate, generators = _Kept(recorder), None, HostGenerators()
     try:
         buffers = dict(meta_step.model.named_buffers())
         scale = _loss_scale(step, recorder)
+        attributes = ModuleAttributes(meta_step.model, meta_step.loss_fn)
         losses, output = _record_forward_and_backward(meta_step, parts, scale, kept, recorder)
         _record_replaced_buffers(buffers, meta_step.model, recorder)
-        returned = Returned(losses, output)
+        _refuse_lost_state(meta_step, parts[0], attributes, generators)
+        returned = Returned(losses, output, attributes=_set_attributes(attributes, kept))
         if step.optimizer is not None:
             update = record_update(meta_step, step.optimizer, scale, recorder)
             if update.grad_norm is not None:
@@ -118,6 +124,12 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
                 returned, gate = replace(returned, found_inf=found_inf), Gate(kept.slots[found_inf], update.first_op)
     except Exception as problem:
         raise _located(problem, recorder) from (None if isinstance(problem, CaptureError) else problem)
+    finally:
+        generators.restore()
+    _warn_of_lost_numbers(recorder, returned)
+    modules = modules_of(step.model, step.loss_fn)
+    changing = [(modules[attribute.path], attribute.name) for attribute in attributes.changed()]
+    guard = ModelGuard(step.model, step.loss_fn, changing=changing)
     graph = recorder.graph.to_graph(kept.tensors(), name or type(step.model).__name__)
     return CapturedStep(graph, recorder.program.to_program(kept.slots, gate), step, guard, returned)
 
@@ -130,8 +142,9 @@ class _Kept:
         self._recorder = recorder
         self._views: list[View] = []
 
-    def add(self, tensor: Tensor) -> int:
+    def add(self, leaf: Leaf) -> int:
         """Keeps a tensor, and returns its position among those that are kept."""
+        tensor = leaf if isinstance(leaf, Tensor) else leaf.tensor
         view = self._recorder.views.find_or_record(tensor if tensor.is_meta else self._recorder.meta_constant(tensor))
         if view.slot not in self.slots:
             self.slots.append(view.slot)
@@ -154,14 +167,7 @@ def _record_forward_and_backward(
     if torch._C._is_any_autocast_enabled():
         raise CaptureError("autocast is on around the capture: use it inside the model, or pass autocast=torch.bfloat16")
     is_training = step.optimizer is not None
-    with ExitStack() as modes:
-        modes.enter_context(recorded_autocast())
-        if not is_training:
-            modes.enter_context(torch.no_grad())
-        modes.enter_context(_transformers_tracing())
-        modes.enter_context(recorder.tape.recording())
-        modes.enter_context(MetaMode(recorder))
-        modes.enter_context(recorder)
+    with _recording(step, recorder):
         for number, part in enumerate(parts):
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
@@ -179,6 +185,20 @@ def _record_forward_and_backward(
             (loss if scale is None else loss * scale).backward()  # type: ignore[no-untyped-call]
             del loss
     return tuple(losses), _returned_output(outputs, parts, kept) if outputs else None
+
+
+@contextmanager
+def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
+    """Records what runs inside, on the meta device."""
+    with ExitStack() as modes:
+        modes.enter_context(recorded_autocast())
+        if step.optimizer is None:
+            modes.enter_context(torch.no_grad())
+        modes.enter_context(_transformers_tracing())
+        modes.enter_context(recorder.tape.recording())
+        modes.enter_context(MetaMode(recorder))
+        modes.enter_context(recorder)
+        yield
 
 
 def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
@@ -237,15 +257,16 @@ def _returned_output(structures: list[Structure], parts: list[Any], kept: _Kept)
     """Returns where the tensors of the model's output are kept; those of micro-batches must be rows that can be joined."""
     if len({len(structure.leaves) for structure in structures}) > 1:
         raise CaptureError("the model returns different structures for different micro-batches")
-    rows = {tensor.shape[0] for tensor in tensors_in(parts[0]) if tensor.dim()}
+    rows = {tensor.shape[0] for tensor in tensors_in(parts[0]) if isinstance(tensor, Tensor) and tensor.dim()}
     positions = []
     for leaves in zip(*(structure.leaves for structure in structures), strict=True):
         found = tuple([kept.add(leaf) for leaf in leaves])
         is_same = len(set(found)) == 1  # a parameter, say
-        if not is_same and leaves[0].dim() and leaves[0].shape[0] not in rows:
+        shape = leaves[0].shape if isinstance(leaves[0], Tensor) else ()
+        if not is_same and (shape[0] not in rows if shape else not leaves[0].is_floating_point()):
             raise CaptureError(
-                f"the model returns a tensor of shape {list(leaves[0].shape)} for a micro-batch of {min(rows, default=0)} "
-                "rows, which can't be joined with those of the others: use micro_batches=1"
+                f"the model returns a tensor of shape {list(shape)} for a micro-batch of {min(rows, default=0)} rows, which "
+                "can't be joined with those of the others: use micro_batches=1"
             )
         positions.append(found[:1] if is_same else found)
     return ReturnedOutput(structures[0], tuple(positions))
@@ -263,6 +284,62 @@ def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recor
             raise CaptureError(f"the step replaces the buffer {name!r} by None or by a tensor of another shape or dtype")
         with torch.no_grad(), MetaMode(recorder), recorder:
             buffer.copy_(value)
+
+
+# --- what the step leaves behind in Python ---
+
+
+def _set_attributes(attributes: ModuleAttributes, kept: _Kept) -> tuple[SetAttribute, ...]:
+    """Returns the attributes of modules in which the step leaves tensors, or numbers that it has read from some."""
+    found = []
+    for attribute in filter(has_tensors, attributes.changed()):
+        structure = Structure.of(attribute.value)
+        positions = tuple([kept.add(leaf) for leaf in structure.leaves])
+        found.append(SetAttribute(attribute.path, attribute.name, structure, positions))
+    return tuple(found)
+
+
+def _refuse_lost_state(step: TrainingStep, part: Any, attributes: ModuleAttributes, generators: HostGenerators) -> None:
+    """Refuses a step that changes Python values from one time to the next: the recorded one would not.
+
+    What changes only once is fine: a cache, or a generator that the step seeds itself. So the forward pass runs a second
+    time, without being recorded.
+    """
+    if not generators.changed() and all(map(has_tensors, attributes.changed())):
+        return
+    attributes, generators, recorder = ModuleAttributes(step.model, step.loss_fn), HostGenerators(), Recorder()
+    for name, tensor in (*step.model.named_parameters(), *step.model.named_buffers()):
+        recorder.add_resident(tensor, "parameter", name)
+    for number, leaf in enumerate(tensors_in(part)):
+        if isinstance(leaf, Tensor):
+            recorder.add_resident(leaf, "input", str(number))
+    with _recording(step, recorder), _autocast(step):
+        _forward(step, part)
+    if name := generators.changed():
+        raise CaptureError(
+            f"the model draws numbers from {name}, and a recorded step would repeat them: draw them with torch, or pass "
+            "them in with the batch"
+        )
+    for attribute in attributes.changed():
+        if not has_tensors(attribute):
+            raise CaptureError(
+                f"the model changes its attribute {str(attribute)!r} in every step, which a recorded step can't follow: "
+                "make it a buffer, or change it between steps"
+            )
+
+
+def _warn_of_lost_numbers(recorder: Recorder, returned: Returned) -> None:
+    """Warns of numbers that the step reads and neither returns nor keeps: what Python does with them is not recorded."""
+    structures = [attribute.structure for attribute in returned.attributes]
+    structures += [returned.output.structure] if returned.output is not None else []
+    used = {id(leaf) for structure in structures for leaf in structure.leaves}
+    lost = [number for number in recorder.numbers if id(number) not in used]
+    if lost:
+        warnings.warn(
+            f"the step reads {format_count(len(lost), 'number')} with item(): what Python does with it (printing, "
+            "logging) happens when the step is captured, not when it runs; return it, or keep it in an attribute of a module",
+            stacklevel=4,
+        )
 
 
 # --- where in the model, and where in the user's code ---

@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_any_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.host_scalars import HostScalar
+from placewise.graph_capture.known_values import OBSERVED
 from placewise.graph_capture.recorder import Recorder, meta_like
+from placewise.graph_capture.step_numbers import StepNumber
 
 VALUE_READERS = {
     Tensor.item: "item()",
@@ -34,6 +36,7 @@ SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 HANDLERS = {  # functions of torch that MetaMode replaces -> the method that does
     **dict.fromkeys(VALUE_READERS, "_read_value"),
     **dict.fromkeys(FACTORIES, "_make"),
+    **dict.fromkeys(OBSERVED, "_observe"),
     **dict.fromkeys(FROM_DATA, "_make_from_data"),
     Tensor.new_tensor: "_make_new_tensor",
     Tensor.cuda: "_move",
@@ -58,6 +61,8 @@ class MetaMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.recorder.numbers:
+            _refuse_step_numbers((args, kwargs))
         handler = HANDLERS.get(func)
         if handler is not None:
             return getattr(self, handler)(func, args, kwargs or {})
@@ -85,7 +90,7 @@ class MetaMode(TorchFunctionMode):
     def _read_value(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensor: Tensor = args[0]
         if tensor.is_meta:
-            raise self.recorder.needs_value(VALUE_READERS[func])
+            return self._unknown_value(func, tensor)
         with _disable_current_modes():
             value = func(*args, **kwargs)
         if not self.track_scalars or isinstance(value, bool) or not self.program.has_host_tensor(tensor):
@@ -97,6 +102,20 @@ class MetaMode(TorchFunctionMode):
             )
         slot = self.program.host_call(torch.ops.aten._local_scalar_dense.default, (self.program.host_slot(tensor),))
         return HostScalar.of(value, slot, self.program)
+
+    def _unknown_value(self, func: Any, tensor: Tensor) -> Any:
+        """Returns the value of a tensor of the step, if that is known or may leave the step."""
+        if func in (Tensor.__bool__, Tensor.item) and (known := self.recorder.known_value(tensor)) is not None:
+            return known
+        if func is Tensor.item and tensor.is_floating_point() and not self.track_scalars:
+            return self.recorder.step_number(tensor, VALUE_READERS[func])
+        raise self.recorder.needs_value(VALUE_READERS[func], tensor)
+
+    def _observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a function by whose result a step may decide, and notes what is known of it."""
+        out = self._make(func, args, kwargs) if func in FACTORIES else self._call(func, args, kwargs)
+        self.recorder.known.observe(func, args, out)
+        return out
 
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._call(func, args, {**kwargs, "device": "meta"})
@@ -145,6 +164,14 @@ class MetaMode(TorchFunctionMode):
         if tensor.size() != value.size() or tensor.dtype != value.dtype:
             raise CaptureError(f"the step changes the shape or dtype of a tensor's data{self.recorder.where()}")
         tensor.data.copy_(value)
+
+
+def _refuse_step_numbers(value: Any) -> None:
+    """Refuses a call that computes with a number which Python code has read from the step: it is not known."""
+    if type(value) is StepNumber:
+        raise value.problem
+    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _refuse_step_numbers(entry)
 
 
 class MetaStateMode(TorchFunctionMode):

@@ -1,5 +1,6 @@
 """What a recorded step assumes about the model besides its tensors; every step checks that it still holds."""
 
+from collections.abc import Collection
 from operator import is_
 from typing import Any
 
@@ -7,12 +8,18 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from placewise.core.errors import CaptureError, ExecutionError
+from placewise.graph_capture.module_attributes import INTERNAL, read_names
 
 
 class ModelGuard:
-    """Which modules a model has, which of them are in training mode, and which parameters are trained."""
+    """Which modules a model has, which of them are in training mode, which parameters are trained, and plain attributes.
 
-    def __init__(self, *models: Any) -> None:
+    Of the attributes only those count that the code of some module mentions: a counter that a training loop keeps in the
+    model may change.
+    """
+
+    def __init__(self, *models: Any, changing: Collection[tuple[nn.Module, str]] = ()) -> None:
+        """Looks at models; `changing` are the attributes of their modules that steps change themselves."""
         self._modules = [
             (name, module)
             for model in models
@@ -31,6 +38,14 @@ class ModelGuard:
             if parameter is not None
         ]
         self._is_trained = [parameter.requires_grad for _, parameter in self._parameters]
+        names = read_names(module for _, module in self._modules) - INTERNAL
+        self._settings = [
+            (vars(module), key, name)
+            for name, module in self._modules
+            for key, value in vars(module).items()
+            if key in names and (value is None or type(value) in (bool, int, float, str)) and (module, key) not in changing
+        ]
+        self._values = [settings[key] for settings, key, _ in self._settings]
 
     def check(self) -> None:
         """Raises an ExecutionError if the model's step is not the recorded one any more."""
@@ -47,6 +62,12 @@ class ModelGuard:
         if (trained := [parameter.requires_grad for _, parameter in self._parameters]) != self._is_trained:
             changed = next(i for i, is_trained in enumerate(trained) if is_trained != self._is_trained[i])
             raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
+        if (values := [settings.get(key) for settings, key, _ in self._settings]) != self._values:
+            changed = next(i for i, value in enumerate(values) if value != self._values[i])
+            _, key, name = self._settings[changed]
+            raise _changed(
+                f"{f'{name}.{key}' if name else key} is {values[changed]!r} now and was {self._values[changed]!r}"
+            )
 
 
 def _changed(what: str) -> ExecutionError:

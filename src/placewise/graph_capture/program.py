@@ -54,6 +54,14 @@ class Branch(NamedTuple):
     subject: str  # what is compared, for the error: "'momentum' of parameter group 0"
 
 
+class Check(NamedTuple):
+    """A condition on data that decided which ops were recorded; in every step it must have the same outcome."""
+
+    slot: Slot
+    outcome: bool
+    text: str  # what is wrong if it has another one
+
+
 class Gate(NamedTuple):
     """The last ops of a step, which run only if a value is 0: the update, if no gradient has overflowed."""
 
@@ -72,3 +80,4 @@ class Program:
     updates: tuple[tuple[Resident, Slot], ...] = ()  # numbers in the optimizer's state that the host replaces at the end
     branches: tuple[Branch, ...] = ()  # the step is another one if an outcome differs
     gate: Gate | None = None
+    checks: tuple[Check, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.graph_capture.program import Branch, Call, Gate, Program, Resident, Slot
+from placewise.graph_capture.program import Branch, Call, Check, Gate, Program, Resident, Slot
 
 
 class ProgramBuilder:
@@ -16,6 +16,7 @@ class ProgramBuilder:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.residents: list[Resident] = []
+        self.checks: list[Check] = []
         self.num_slots = 0
         self.scalars: dict[float, Slot] = {}  # host scalars among the arguments of the present call, by value
         self._updates: list[tuple[Resident, Slot]] = []
@@ -48,6 +49,7 @@ class ProgramBuilder:
             tuple(self._updates),
             tuple(self._branches.values()),
             gate,
+            tuple(self.checks),
         )
 
     # --- tensors on the host: step counters, and numbers that are combined with tensors ---

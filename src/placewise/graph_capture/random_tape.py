@@ -5,6 +5,7 @@ device nothing is drawn, so a state is a position on the tape; after it was rest
 stands there.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
@@ -90,3 +92,23 @@ class RandomTape:
             # Checkpointing asks for autocast by the device of its arguments, and ours is a GPU's.
             patches.enter_context(patch.object(torch.utils.checkpoint, "_infer_device_type", lambda *args: "cuda"))
             yield
+
+
+class HostGenerators:
+    """The generators of Python and numpy, whose numbers a recorded step would repeat."""
+
+    def __init__(self) -> None:
+        self._states, self._numpy = self._present(), np.random.get_state()  # noqa: NPY002
+
+    def changed(self) -> str:
+        """Returns the name of the one that has drawn numbers since, or been seeded; "" if none has."""
+        return next((name for name, state in self._present().items() if state != self._states[name]), "")
+
+    def restore(self) -> None:
+        """Gives the generators the states that they had."""
+        random.setstate(self._states["Python's random module"])
+        np.random.set_state(self._numpy)  # noqa: NPY002
+
+    def _present(self) -> dict[str, Any]:
+        numpy_state: Any = np.random.get_state()  # noqa: NPY002
+        return {"Python's random module": random.getstate(), "numpy.random": tuple(map(str, numpy_state))}

@@ -9,12 +9,14 @@ from torch.utils._pytree import tree_map_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, GraphBuilder
+from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
-from placewise.graph_capture.program import HERE, Resident
+from placewise.graph_capture.program import HERE, Check, Resident
 from placewise.graph_capture.program_builder import ProgramBuilder
 from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
 from placewise.graph_capture.random_tape import RandomTape, TapedDraw
+from placewise.graph_capture.step_numbers import StepNumber
 from placewise.graph_capture.views import View, Views
 
 SUFFIXES = ("", ".backward", ".update")  # of the names of ops, by phase
@@ -34,6 +36,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.views = Views(self.graph, self.program)
         self.kernels = MetaKernels()
         self.tape = RandomTape()
+        self.known = KnownValues()
+        self.numbers: list[StepNumber] = []  # that Python code has read with item()
         self.phase, self.micro_batch, self.path = FORWARD, -1, ""
         self.originals: dict[int, str] = {}  # storage of a parameter that the user gave -> name: the step must not use it
         self._facts: dict[Any, OpFacts] = {}
@@ -90,9 +94,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         path = self._module_path()
         return f", in module {path!r}" if path else ""
 
-    def needs_value(self, what: str) -> CaptureError:
+    def needs_value(self, what: str, tensor: Tensor | None = None) -> CaptureError:
         """Returns the error of a step that reads a tensor's value."""
+        if tensor is not None and self.known.find(tensor) is not None:
+            return CaptureError(
+                f"the step depends on a random number: {what} decides by it what runs{self.where()}: switch this off "
+                "(layerdrop or stochastic depth with a probability of 0)"
+            )
         return CaptureError(f"the step depends on data: {what} needs the value of a tensor{self.where()}")
+
+    def known_value(self, tensor: Tensor) -> Any:
+        """Returns the value of a tensor if it is known, else None; every step checks what is only assumed."""
+        known = self.known.find(tensor)
+        if known is None or not known.is_certain:
+            return None
+        if known.is_assumed:
+            text = f"a number is not finite where the captured step found only finite ones{self.where()}"
+            self.program.checks.append(Check(self._input(tensor).slot, bool(known.lowest), text))
+        return known.lowest
+
+    def step_number(self, tensor: Tensor, what: str) -> StepNumber:
+        """Returns the number in a tensor, which may leave the step."""
+        self.numbers.append(StepNumber.of(tensor, self.needs_value(f"computing with what {what} returned")))
+        return self.numbers[-1]
 
     def _refuse_original(self, tensor: Tensor) -> None:
         name = self.originals.get(tensor.untyped_storage()._cdata)

@@ -1,4 +1,7 @@
-"""Values with tensors in them, such as what a model returns: taken apart, and made again with other tensors."""
+"""Values with tensors in them, such as what a model returns: taken apart, and made again with other tensors.
+
+Numbers that were read from tensors of the step count as tensors.
+"""
 
 import copy
 from collections import deque
@@ -10,6 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
+from placewise.graph_capture.step_numbers import StepNumber
+
+Leaf = Tensor | StepNumber
 
 OPAQUE = (str, bytes, int, float, type, nn.Module, FunctionType, MethodType, ModuleType)  # nothing is looked for in these
 
@@ -19,12 +25,12 @@ class Structure:
     """A value of any class whose tensors are on the meta device."""
 
     template: Any
-    leaves: tuple[Tensor, ...]  # the tensors in it, each once
+    leaves: tuple[Leaf, ...]  # the tensors in it, each once
 
     @classmethod
     def of(cls, value: Any) -> "Structure":
         """Returns the structure of a value; its tensors are detached, and what is not a tensor is copied."""
-        detached = {id(tensor): tensor.detach() for tensor in tensors_in(value)}
+        detached = {id(leaf): leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tensors_in(value)}
         try:
             template = copy.deepcopy(value, dict(detached))
         except Exception as problem:
@@ -33,12 +39,12 @@ class Structure:
 
     def fill(self, values: Sequence[Any]) -> Any:
         """Returns the value with these in the place of its tensors."""
-        if isinstance(self.template, Tensor):
+        if isinstance(self.template, Leaf):
             return values[0]
         return copy.deepcopy(self.template, {id(leaf): value for leaf, value in zip(self.leaves, values, strict=True)})
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Leaf]:
     """Yields the tensors in a value, each once: in lists, tuples, dicts, and in the attributes of other objects.
 
     pytree would overlook those in classes that are not registered with it.
@@ -47,11 +53,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     waiting = [value]
     while waiting:
         entry = waiting.pop()
-        if id(entry) in seen or entry is None or isinstance(entry, OPAQUE):
+        if id(entry) in seen or entry is None:
             continue
         seen.add(id(entry))
-        if isinstance(entry, Tensor):
+        if isinstance(entry, Leaf):
             yield entry
+        elif isinstance(entry, OPAQUE):
+            continue
         elif isinstance(entry, Mapping):
             waiting += reversed(list(entry.values()))
         elif isinstance(entry, (list, tuple, deque, set, frozenset)):

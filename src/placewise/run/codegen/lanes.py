@@ -12,9 +12,11 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from placewise.graph_capture.program import Slot
+from placewise.core.errors import ExecutionError
+from placewise.graph_capture.program import Check, Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -160,6 +162,10 @@ class LaneWriter:
         if unmarked := self.resolved.unmarked_writes(run.op):  # counted, so that a step that fails can say what changed
             source.add(f"count_write(({', '.join(self._argument(run.op, run.device, slot) for slot in unmarked)},))")
         self._trace_end(number, run.device, [target for target in targets if target != "_"])
+        for check in self.resolved.checks.get(run.op, ()):
+            function = f"check_{check.slot:d}"
+            source.names[function] = _verifier(check)
+            source.add(f"{function}({self.view_names.find(check.slot, self.resolved.storages[check.slot], run.device)})")
 
     def _free(self, names: list[str], device: int) -> None:
         """Forgets all views of a storage."""
@@ -306,6 +312,16 @@ class LaneWriter:
         if self.is_traced:
             times = "None, None" if self.from_host[device] else "begin, now()"
             source.add(f"trace({', '.join([str(number), times, *made])})")
+
+
+def _verifier(check: Check) -> Callable[[Tensor], None]:
+    """Returns the function that reads a condition, and fails if the captured step was another one."""
+
+    def verify(value: Tensor) -> None:
+        if bool(value) != check.outcome:
+            raise ExecutionError(check.text)
+
+    return verify
 
 
 def pinning_lane(device: int) -> int:

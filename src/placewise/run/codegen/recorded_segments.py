@@ -72,7 +72,7 @@ class _Finder:
 
     def _is_recordable(self, op: int, changing: frozenset[int]) -> bool:
         call = self.resolved.op_calls[op]
-        if not isinstance(call.function, OpOverload) or is_random(call):
+        if not isinstance(call.function, OpOverload) or is_random(call) or op in self.resolved.checks:
             return False
         if self._makes_the_host_wait(call.function, call.args):
             return False

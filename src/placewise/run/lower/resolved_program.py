@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from placewise.core.errors import ExecutionError
 from placewise.core.graph import Graph
 from placewise.graph_capture.capture import CapturedStep
-from placewise.graph_capture.program import Call, Program, Slot
+from placewise.graph_capture.program import Call, Check, Program, Slot
 from placewise.graph_capture.random_draws import without_state
 
 HOST_VALUE = -1  # instead of a storage
@@ -72,6 +72,14 @@ class ResolvedProgram:
         while slot in self.views:
             slot = next(source for source in slots_of(self.views[slot]) if self.storages[source] != HOST_VALUE)
         return slot
+
+    @cached_property
+    def checks(self) -> dict[int, list[Check]]:
+        """The conditions that each op makes, by op."""
+        found: dict[int, list[Check]] = {}
+        for check in self.program.checks:
+            found.setdefault(int(self.graph.producer[self.storages[check.slot]]), []).append(check)
+        return found
 
     @cached_property
     def written_storages(self) -> frozenset[int]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from placewise.graph_capture.returned import Returned, ReturnedOutput
+from placewise.graph_capture.structures import Structure
 
 
 class StepResult(NamedTuple):
@@ -27,7 +28,13 @@ def loss_of(returned: Returned, outputs: Sequence[Tensor]) -> Tensor:
 
 def model_output(output: ReturnedOutput, outputs: Sequence[Tensor]) -> Any:
     """Returns what the model returned; rows of micro-batches are joined, and numbers are averaged."""
-    return output.structure.fill([_joined([outputs[p] for p in positions]) for positions in output.positions])
+    return fill(output.structure, [_joined([outputs[p] for p in positions]) for positions in output.positions])
+
+
+def fill(structure: Structure, values: Sequence[Tensor]) -> Any:
+    """Returns a structure with these values; those that were numbers become numbers."""
+    leaves = zip(structure.leaves, values, strict=True)
+    return structure.fill([value if isinstance(leaf, Tensor) else value.item() for leaf, value in leaves])
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

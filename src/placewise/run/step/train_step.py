@@ -11,6 +11,7 @@ from torch import Tensor
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.module_attributes import modules_of
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import LaunchRecorder, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -21,7 +22,7 @@ from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.failed_steps import FailedSteps
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
-from placewise.run.step.step_result import StepResult, loss_of, model_output
+from placewise.run.step.step_result import StepResult, fill, loss_of, model_output
 from placewise.run.step.turn import Turn
 from placewise.run.step_trace import StepTrace
 
@@ -49,6 +50,8 @@ class TrainStep:
         self._failed_steps = FailedSteps(placed.resolved)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
         self._compute_scalars = arithmetic.build(self._residents.positions)
+        modules = modules_of(step.step.model, step.step.loss_fn)
+        self._attributes = [(modules[attribute.module], attribute) for attribute in step.returned.attributes]
         self._gate = UpdateGate()
         self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation, self._gate)
         self._lanes = LaneWriter(self._setup).write()
@@ -191,6 +194,8 @@ class TrainStep:
         if returned.found_inf is not None:
             self._residents.update_scale(outputs[returned.found_inf])
         self.grad_norm = None if returned.grad_norm is None else outputs[returned.grad_norm]
+        for module, attribute in self._attributes:
+            setattr(module, attribute.name, fill(attribute.structure, [outputs[p] for p in attribute.positions]))
         output = None if returned.output is None else model_output(returned.output, outputs)
         if not returned.losses:
             return output

@@ -1,0 +1,189 @@
+"""What a step decides by, reads and keeps in Python: followed, checked in every step, or refused."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_steps import assert_runs_like_eager, compiled
+from torch import Tensor, nn
+
+import placewise as pw
+from placewise.core.errors import CaptureError, ExecutionError
+from placewise.graph_capture.capture import CapturedStep
+
+pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
+
+
+class Model(nn.Module):
+    """A layer, and a function of its result that may use the module itself."""
+
+    def __init__(self, function: Callable[["Model", Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.function, self.calls = nn.Linear(4, 4), function, 0
+        self.mean: Any = None
+        self.row: Any = None
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, self.layer(x))
+
+
+def captured(function: Callable[[Model, Tensor], Any], **options: Any) -> tuple[Model, CapturedStep]:
+    model = Model(function)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(6, 4), torch.randn(6, 4)), **options)
+
+
+# --- conditions ---
+
+
+def clamped(module: Model, y: Tensor) -> Tensor:
+    """Returns the tensor as DETR of transformers does: clamped if something is not finite."""
+    if not torch.isfinite(y).all():
+        y = torch.clamp(y, -1, 1)
+    return y
+
+
+def asserted(module: Model, y: Tensor) -> Tensor:
+    assert not torch.isnan(y).any() and not (y.isinf().any() | torch.isnan(y).any())  # noqa: PT018
+    return y
+
+
+GUARDS = {
+    "clamped": clamped,
+    "asserted": asserted,
+    "loss": lambda module, y: y if torch.isfinite(y.sum()) else y * 0,
+    "item": lambda module, y: y * 0 if torch.isnan(y).any().item() else y,
+    "combined": lambda module, y: y if torch.logical_not(torch.logical_or(y.isnan().any(), y.isinf().any())) else -y,
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_guard_for_numbers_that_are_not_finite_is_checked_in_every_step(name: str) -> None:
+    """The captured step is that of finite numbers; a batch with others is refused before anything is updated."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Model(GUARDS[name])
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    batches = [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)]
+    assert_runs_like_eager(build, nn.MSELoss(), batches, 2)
+    model, step = captured(GUARDS[name])
+    train_step = compiled(step)
+    before = model.layer.weight.detach().clone()
+    with pytest.raises(ExecutionError, match="a number is not finite where the captured step found only finite ones"):
+        train_step((torch.full((6, 4), torch.inf), torch.randn(6, 4)))
+    assert torch.equal(model.layer.weight, before)
+    train_step((torch.randn(6, 4), torch.randn(6, 4)))
+    train_step.close()
+
+
+def dropped(probability: float) -> Callable[[Model, Tensor], Tensor]:
+    """Returns layerdrop as models of transformers have it."""
+    return lambda module, y: y if torch.rand([]) < probability else F.dropout(y.relu(), 0.5)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_layerdrop_that_is_off_is_recorded(probability: float) -> None:
+    """The draw stays, so that later ones draw the numbers of eager code."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Model(dropped(probability))
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(3)])
+
+
+def test_layerdrop_is_refused() -> None:
+    with pytest.raises(CaptureError, match=r"depends on a random number: a condition \(bool\).*probability of 0"):
+        captured(dropped(0.1))
+
+
+@pytest.mark.parametrize("compare", [lambda u: u > 1.0, lambda u: u >= 1, lambda u: u < 0, lambda u: u <= -0.5])
+def test_comparisons_of_random_numbers_that_are_never_true(compare: Callable[[Tensor], Tensor]) -> None:
+    captured(lambda module, y: y.nonzero() if compare(torch.rand(1)) else y)
+    captured(lambda module, y: y if not compare(torch.rand(())) else y.nonzero())
+
+
+# --- numbers that are read ---
+
+
+def test_a_number_that_a_module_keeps_is_kept_by_every_step() -> None:
+    def log(module: Model, y: Tensor) -> Tensor:
+        module.mean, module.row = y.mean().item(), {"row": y[0]}
+        return y
+
+    model, step = captured(log)
+    assert model.mean is None
+    train_step = compiled(step)
+    for _ in range(2):
+        batch = (torch.randn(6, 4), torch.randn(6, 4))
+        expected = model.layer(batch[0]).detach()
+        train_step(batch)
+        assert model.mean == pytest.approx(expected.mean().item())
+        torch.testing.assert_close(model.row, {"row": expected[0]})
+    train_step.close()
+
+
+def test_a_number_that_only_python_uses_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"reads 1 number with item\(\).*not when it runs"):
+        captured(lambda module, y: y if f"{y.sum().item():.2f}" else -y)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda n, y: y * n, lambda n, y: y if n > 0 else -y, lambda n, y: y + (n - 1), lambda n, y: y * float(n)]
+)
+def test_computing_with_a_number_that_was_read_is_refused(use: Callable[[float, Tensor], Tensor]) -> None:
+    with pytest.raises(CaptureError, match=r"computing with what item\(\) returned needs the value of a tensor"):
+        captured(lambda module, y: use(y.sum().item(), y))
+
+
+# --- what a module counts, and the generators of Python and numpy ---
+
+
+def counting(module: Model, y: Tensor) -> Tensor:
+    module.calls += 1
+    return y * module.calls
+
+
+def appending(module: Model, y: Tensor) -> Tensor:
+    module.__dict__.setdefault("history", []).append("step")
+    return y
+
+
+@pytest.mark.parametrize(("function", "name"), [(counting, "calls"), (appending, "history")])
+def test_an_attribute_that_changes_in_every_step_is_refused(function: Any, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"changes its attribute '{name}' in every step"):
+        captured(function)
+
+
+def test_a_cache_is_no_change() -> None:
+    def cached(module: Model, y: Tensor) -> Tensor:
+        module.calls = len(y)
+        module.__dict__.setdefault("sizes", {})[len(y)] = "seen"
+        return y * module.calls
+
+    model, _ = captured(cached)
+    assert model.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [(random.random, "Python's random module"), (np.random.rand, "numpy.random")],
+)
+def test_numbers_of_other_generators_are_refused(draw: Callable[[], float], name: str) -> None:
+    before = random.getstate()
+    with pytest.raises(CaptureError, match=f"draws numbers from {name}"):
+        captured(lambda module, y: y * draw())
+    assert random.getstate() == before
+
+
+def test_a_generator_that_the_step_seeds_itself_is_fine() -> None:
+    def seeded(module: Model, y: Tensor) -> Tensor:
+        random.seed(1)
+        return y * random.random()
+
+    captured(seeded)
