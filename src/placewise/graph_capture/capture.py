@@ -337,7 +337,7 @@ def _warn_of_lost_numbers(recorder: Recorder, returned: Returned) -> None:
     if lost:
         warnings.warn(
             f"the step reads {format_count(len(lost), 'number')} with item(): what Python does with it (printing, "
-            "logging) happens when the step is captured, not when it runs; return it, or keep it in an attribute of a module",
+            "logging) happens when the step is captured, not when it runs; return it, or keep it in an attribute",
             stacklevel=4,
         )
 
