@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placewise.core.cluster import Cluster, Device, Link
-from placewise.formats.cluster_file import UNITS, format_cluster, parse_cluster, read_cluster, write_cluster
+from placewise.core.quantities import BYTE_UNITS
+from placewise.formats.cluster_file import format_cluster, parse_cluster, read_cluster, write_cluster
 
 # --- what is written reads back ---
 
@@ -81,10 +82,10 @@ def test_memory_is_bytes_or_text_with_a_unit(memory: Any, expected: int) -> None
     assert with_memory(memory).devices[0].memory_bytes == expected
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", BYTE_UNITS)
 def test_every_unit_counts(unit: str) -> None:
     cluster = with_memory(f"3{unit}")
-    assert cluster.devices[0].memory_bytes == 3 * UNITS[unit]
+    assert cluster.devices[0].memory_bytes == 3 * BYTE_UNITS[unit]
 
 
 # --- broken files ---

@@ -1,5 +1,6 @@
 """Files are written completely or not at all; values in errors are short."""
 
+import gzip
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from builders import tiny_graph
 
 from placewise.core.errors import InputError
-from placewise.formats.files import describe, write_bytes
+from placewise.formats.files import describe, read_bytes, write_bytes
 from placewise.formats.graph_file import write_graph
 
 
@@ -38,7 +39,7 @@ def test_a_killed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path.write_text("old")
     code = (
         "import os, signal, sys; from placewise.formats import files\n"
-        "files.os.chmod = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "files.write_bytes(sys.argv[1], b'new')"
     )
     result = subprocess.run([sys.executable, "-c", code, str(path)], check=False)
@@ -104,3 +105,49 @@ def test_values_are_shown_in_few_words(value: Any, shown: str) -> None:
 
 def test_a_number_that_python_refuses_to_write_out_is_shown() -> None:
     assert describe(-(1 << 99_999)) == "a whole number of 100000 bits"
+
+
+def bomb(unpacked_bytes: int) -> bytes:
+    return gzip.compress(bytes(unpacked_bytes), compresslevel=9, mtime=0)
+
+
+def test_what_unpacks_to_much_more_than_its_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of 65 kB that unpacks to 64 MiB: 32 MiB are read of it, and no more is unpacked."""
+    path = tmp_path / "graph.json.gz"
+    path.write_bytes(bomb(2**26))
+    with pytest.raises(InputError, match=r"unpacks to more than 32 MiB: if you trust it, set PLACEWISE_MAX_FILE=1GiB"):
+        read_bytes(path, InputError)
+    monkeypatch.setenv("PLACEWISE_MAX_FILE", "64MiB")
+    assert len(read_bytes(path, InputError)) == 2**26
+    monkeypatch.setenv("PLACEWISE_MAX_FILE", str(2**26 - 1))
+    with pytest.raises(InputError, match="unpacks to more than 64 MiB"):
+        read_bytes(path, InputError)
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "graph.json"
+    path.write_bytes(bytes(101))
+    monkeypatch.setenv("PLACEWISE_MAX_FILE", "100")
+    with pytest.raises(InputError, match=r"graph\.json: is larger than 100 B: if you trust it, set PLACEWISE_MAX_FILE=1GiB"):
+        read_bytes(path, InputError)
+    monkeypatch.setenv("PLACEWISE_MAX_FILE", "101")
+    assert len(read_bytes(path, InputError)) == 101
+    monkeypatch.setenv("PLACEWISE_MAX_FILE", "much")
+    with pytest.raises(InputError, match="PLACEWISE_MAX_FILE: must be bytes or text like '2GiB', got 'much'"):
+        read_bytes(path, InputError)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to a device", "folder"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    """A pipe without a writer and /dev/zero never end."""
+    path = tmp_path / "graph.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "link to a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path = Path("/dev/zero")
+    with pytest.raises(InputError, match=r"can't be read: (it is a device or a pipe, which may never end|Is a directory)$"):
+        read_bytes(path, InputError)

@@ -58,6 +58,15 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"peak_bytes": []}, "peak_bytes must be a dict"),
     ({"peak_bytes": {"gpu:0": -1}}, "peak_bytes: gpu:0 must be a whole number"),
     ({"history": [[1]]}, "history[0] must be [evaluations, seconds]"),
+    ({"history": [[1, 0.5], 7]}, "history[1] must be [evaluations, seconds]"),
+    ({"history": [[-1, 0.5]]}, "history[0]: evaluations must be a whole number"),
+    (
+        {"history": [[10**4000, 0.5]]},
+        "history[0]: evaluations must be a whole number from 0 to 2**63 - 1, got a whole number",
+    ),
+    ({"history": [[1.5, 0.5]]}, "history[0]: evaluations must be a whole number"),
+    ({"history": [[1, -0.5]]}, "history[0]: seconds must be a finite number at least 0"),
+    ({"history": [[1, 10**4000]]}, "history[0]: seconds must be a finite number"),
     ({"devices": []}, "unknown field 'devices'"),
 ]
 
@@ -71,3 +80,10 @@ def test_a_broken_plan_is_refused(
     assert "plan.json" in message
     assert rule in message
     assert not (files / "trace.json").exists()
+
+
+def test_a_number_beyond_all_floats_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON has no limit for numbers; Python reads 1e999 as infinity."""
+    for field in ('"history": [[1, 1e999]]', '"step_seconds": 1e999', '"gap": 1e999'):
+        (files / "plan.json").write_text(json.dumps(TINY_PLAN)[:-1] + f", {field}}}")
+        assert "must be a finite number" in refused(simulate_command(files), capsys)

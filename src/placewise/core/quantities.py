@@ -1,8 +1,16 @@
-"""Quantities as text for people: bytes, seconds, percentages, counts."""
+"""Quantities as text that people read and write: bytes, seconds, percentages, counts."""
 
 import math
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+BYTE_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_bytes(text: str) -> int:
+    """Returns the number of bytes in "4096" or "12GiB"; a ValueError if it is neither, OverflowError if it is endless."""
+    unit = next((unit for unit in BYTE_UNITS if text.endswith(unit)), None)
+    return int(float(text.removesuffix(unit)) * BYTE_UNITS[unit]) if unit else int(text)
 
 
 def format_bytes(number: float) -> str:

@@ -8,6 +8,7 @@ import tomli_w
 
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError, one_line
+from placewise.core.quantities import BYTE_UNITS, parse_bytes
 from placewise.formats.files import Fields, describe, read_bytes, write_bytes
 
 FORMAT, VERSION = "placewise-cluster", 1
@@ -19,8 +20,6 @@ DEVICE_FIELDS = ("name", "kind", "memory", "flops", "bytes_per_second", "overhea
 DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel")
 
 LINK_FIELDS = ("from", "to", *DEFAULT_LINK_FIELDS, "both")
-
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -71,11 +70,10 @@ def _memory_bytes(device: Fields) -> int:
     value = device.get("memory")
     if not isinstance(value, str):
         return device.integer("memory")
-    unit = next((unit for unit in UNITS if value.endswith(unit)), None)
     try:
-        return int(float(value.removesuffix(unit)) * UNITS[unit]) if unit else int(value)
+        return parse_bytes(value)
     except (ValueError, OverflowError):
-        units = ", ".join(UNITS)
+        units = ", ".join(BYTE_UNITS)
         raise device.wrong(f"memory must be bytes or text like '12GiB' ({units}), got {describe(value)}") from None
 
 
@@ -138,6 +136,6 @@ def format_cluster(cluster: Cluster) -> str:
 def _memory_text(memory_bytes: int) -> str | int:
     """Returns a memory size in the largest binary unit that gives a whole number, else in bytes."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if memory_bytes and memory_bytes % UNITS[unit] == 0:
-            return f"{memory_bytes // UNITS[unit]}{unit}"
+        if memory_bytes and memory_bytes % BYTE_UNITS[unit] == 0:
+            return f"{memory_bytes // BYTE_UNITS[unit]}{unit}"
     return memory_bytes

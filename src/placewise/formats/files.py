@@ -1,36 +1,89 @@
 """Reads files with one-line errors that name the file, the element and the rule; writes a file completely or not at all."""
 
 import gzip
+import io
 import json
 import os
-import tempfile
+import secrets
+import stat
+import sys
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from placewise.core.arrays import MAX_NUMBER
 from placewise.core.errors import InputError, one_line
+from placewise.core.quantities import format_bytes, parse_bytes
 
 MAX_INT = 2**63 - 1
 
+GZIP = b"\x1f\x8b"  # how a gzipped file begins
+
+MAX_FILE_BYTES, MAX_FILE_VARIABLE = 2**28, "PLACEWISE_MAX_FILE"  # a graph of 800,000 ops; the environment can change it
+
+MAX_RATIO, SMALL_BYTES = 32, 2**25  # a gzipped file unpacks to 32 times its size (graphs: 13 times), or to 32 MiB
+
 
 def read_bytes(path: str | Path, error: type[InputError]) -> bytes:
-    """Returns the file's bytes, decompressed if it is gzipped."""
+    """Returns the bytes of a regular file, unpacked if it is gzipped; one that is too large is refused."""
+    limit = max_file_bytes()
+    with open_regular(path, error) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise error(f"{path}: is larger than {format_bytes(limit)}: {_how_to_raise(limit)}")
+    return unpack(data, str(path), error) if data.startswith(GZIP) else data
+
+
+@contextmanager
+def open_regular(path: str | Path, error: type[InputError]) -> Iterator[BinaryIO]:
+    """Opens a file for reading; what may never end (a device, a pipe) is refused."""
     if not str(path):
         raise error("expected the name of a file, got ''")
     try:
-        data = Path(path).read_bytes()
+        check_regular(path, os.stat(path), error)
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:  # never waits to open a pipe
+            check_regular(path, os.fstat(file.fileno()), error)
+            yield file
     except FileNotFoundError:
         raise error(f"{path}: there is no such file") from None
     except OSError as problem:
         raise error(f"{path}: can't be read: {problem.strerror or problem}") from None
-    if not data.startswith(b"\x1f\x8b"):
-        return data
+
+
+def check_regular(path: str | Path, found: os.stat_result, error: type[InputError]) -> None:
+    """Refuses what is not a regular file."""
+    if not stat.S_ISREG(found.st_mode):
+        reason = "Is a directory" if stat.S_ISDIR(found.st_mode) else "it is a device or a pipe, which may never end"
+        raise error(f"{path}: can't be read: {reason}")
+
+
+def unpack(data: bytes, source: str, error: type[InputError]) -> bytes:
+    """Returns gzipped bytes unpacked; a few bytes could otherwise unpack to fill the memory. Errors name `source`."""
+    limit = max_file_bytes()
+    if limit == MAX_FILE_BYTES:
+        limit = min(limit, max(MAX_RATIO * len(data), SMALL_BYTES))
     try:
-        return gzip.decompress(data)
+        unpacked = gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1)
     except (EOFError, OSError, zlib.error) as problem:
-        raise error(f"{path}: is not a complete gzip file: {problem}") from None
+        raise error(f"{source}: is not a complete gzip file: {problem}") from None
+    if len(unpacked) > limit:
+        raise error(f"{source}: unpacks to more than {format_bytes(limit)}: {_how_to_raise(limit)}")
+    return unpacked
+
+
+def max_file_bytes() -> int:
+    """Returns the size of the largest file that is read, unpacked: as the environment says, or MAX_FILE_BYTES."""
+    text = os.environ.get(MAX_FILE_VARIABLE, "")
+    try:
+        return min(parse_bytes(text), sys.maxsize - 1) if text else MAX_FILE_BYTES
+    except (ValueError, OverflowError):
+        raise InputError(f"{MAX_FILE_VARIABLE}: must be bytes or text like '2GiB', got {describe(text)}") from None
+
+
+def _how_to_raise(limit: int) -> str:
+    return f"if you trust it, set {MAX_FILE_VARIABLE}={format_bytes(4 * max(limit, MAX_FILE_BYTES)).replace(' ', '')}"
 
 
 def read_json(path: str | Path, error: type[InputError]) -> Any:
@@ -56,35 +109,29 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     A symbolic link keeps pointing to its target, which is replaced; a device (/dev/null) is written to.
     """
     target = Path(os.path.realpath(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
         if is_special(path):
             Path(path).write_bytes(data)
             return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as problem:
         raise InputError(f"{path}: can't be written: {problem.strerror}") from None
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(handle, "wb") as file:
             file.write(data)
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, target)
     except OSError as problem:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise InputError(f"{path}: can't be written: {problem.strerror}") from None
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def is_special(path: str | Path) -> bool:
     """Returns whether this is a device, a pipe or a folder, which must not be replaced by a file."""
     return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class Fields:

@@ -55,8 +55,11 @@ def _findings(plan: Fields) -> dict[str, Any]:
 
 
 def _history(plan: Fields) -> tuple[tuple[int, float], ...]:
-    rows = plan.entries("history", [])
-    for i, row in enumerate(rows):
-        if not (isinstance(row, list) and len(row) == 2 and all(type(entry) in (int, float) for entry in row)):
+    history = []
+    for i, row in enumerate(plan.entries("history", [])):
+        if not (isinstance(row, list) and len(row) == 2):
             raise plan.wrong(f"history[{i}] must be [evaluations, seconds], got {describe(row)}")
-    return tuple((int(spent), float(best)) for spent, best in rows)
+        names = ("evaluations", "seconds")
+        pair = Fields(f"{plan.element}: history[{i}]", dict(zip(names, row, strict=True)), names, PlanError)
+        history.append((pair.integer("evaluations"), pair.number("seconds")))
+    return tuple(history)
