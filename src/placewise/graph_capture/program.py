@@ -81,3 +81,4 @@ class Program:
     branches: tuple[Branch, ...] = ()  # the step is another one if an outcome differs
     gate: Gate | None = None
     checks: tuple[Check, ...] = ()
+    strides: tuple[tuple[int, ...] | None, ...] = ()  # [slots], of tensors on the meta device

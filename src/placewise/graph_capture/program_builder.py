@@ -17,7 +17,7 @@ class ProgramBuilder:
         self.calls: list[Call] = []
         self.residents: list[Resident] = []
         self.checks: list[Check] = []
-        self.num_slots = 0
+        self.strides: list[tuple[int, ...] | None] = []  # [slots], of tensors on the meta device
         self.scalars: dict[float, Slot] = {}  # host scalars among the arguments of the present call, by value
         self._updates: list[tuple[Resident, Slot]] = []
         self._branches: dict[Any, Branch] = {}
@@ -28,10 +28,10 @@ class ProgramBuilder:
         self._host_slots: dict[int, Slot] = {}  # id of a host tensor -> its slot
         self._host_tensors: list[Tensor] = []  # keeps their ids from being reused
 
-    def new_slot(self) -> Slot:
-        """Returns a slot for a new value."""
-        self.num_slots += 1
-        return Slot(self.num_slots - 1)
+    def new_slot(self, strides: tuple[int, ...] | None = None) -> Slot:
+        """Returns a slot for a new value; a tensor of the graph has strides."""
+        self.strides.append(strides)
+        return Slot(len(self.strides) - 1)
 
     def call(self, function: Any, args: Any, kwargs: dict[str, Any], results: Iterable[Slot], op: int = -1) -> None:
         """Records a call; `op` is -1 if it belongs to no op of the graph."""
@@ -45,11 +45,12 @@ class ProgramBuilder:
             tuple(self.calls),
             tuple(self.residents),
             tuple(outputs),
-            self.num_slots,
+            len(self.strides),
             tuple(self._updates),
             tuple(self._branches.values()),
             gate,
             tuple(self.checks),
+            tuple(self.strides),
         )
 
     # --- tensors on the host: step counters, and numbers that are combined with tensors ---

@@ -74,7 +74,7 @@ class Views:
         geometry = _geometry(tensor)
         view = self._views.get(geometry)
         if view is None:
-            view = self._views[geometry] = View(self._program.new_slot(), geometry[0], tensor)
+            view = self._views[geometry] = View(self._program.new_slot(geometry[4]), geometry[0], tensor)
             self._bases.setdefault(geometry[0], (view.slot, tensor.dtype))
         return view
 

@@ -20,6 +20,7 @@ from placewise.graph_capture.program import Check, Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
+from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.source import Source
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
@@ -54,6 +55,7 @@ class LaneSetup(NamedTuple):
     streams: Streams | None
     cancellation: Cancellation
     gate: UpdateGate
+    layouts: ResultLayouts
 
 
 class LaneWriter:
@@ -64,7 +66,7 @@ class LaneWriter:
     """
 
     def __init__(self, setup: LaneSetup, is_traced: bool = False, pause: Callable[[], None] | None = None) -> None:
-        placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate = setup
+        placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate, self.layouts = setup
         self.placed, self.resolved, self.is_traced, self.pause = placed, placed.resolved, is_traced, pause
         self.tensor_devices, self.from_host = placed.tensor_devices.tolist(), placed.launches_from_host
         self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation)
@@ -161,11 +163,23 @@ class LaneWriter:
         source.assign(call, targets, expression)
         if unmarked := self.resolved.unmarked_writes(run.op):  # counted, so that a step that fails can say what changed
             source.add(f"count_write(({', '.join(self._argument(run.op, run.device, slot) for slot in unmarked)},))")
+        if self.layouts.concerns(run.op):
+            self._fit(run, targets)
         self._trace_end(number, run.device, [target for target in targets if target != "_"])
         for check in self.resolved.checks.get(run.op, ()):
             function = f"check_{check.slot:d}"
             source.names[function] = _verifier(check)
             source.add(f"{function}({self.view_names.find(check.slot, self.resolved.storages[check.slot], run.device)})")
+
+    def _fit(self, run: RunOp, targets: list[str]) -> None:
+        """Gives what an op has made the strides that it had when it was recorded."""
+        source, call = self._source(run.device), self.resolved.op_calls[run.op]
+        for slot, target in zip(call.results, targets, strict=True):
+            strides = self.resolved.program.strides[slot]
+            if target != "_" and strides:
+                name = f"fit_{slot:d}"
+                source.names[name] = self.layouts.fitter(run.op, strides)
+                source.add(f"{target} = {name}({target})")
 
     def _free(self, names: list[str], device: int) -> None:
         """Forgets all views of a storage."""

@@ -37,8 +37,8 @@ class Replay:
     on the host launches the ops that read this scalar. After a recording that failed all steps are plain.
     """
 
-    def __init__(self, plain: Lanes, make_recorder: Callable[[], LaunchRecorder], setup: LaneSetup) -> None:
-        self._plain, self._make_recorder, self._setup = plain, make_recorder, setup
+    def __init__(self, make_recorder: Callable[[], LaunchRecorder], setup: LaneSetup) -> None:
+        self._make_recorder, self._setup = make_recorder, setup
         self._warm_up_scalars: list[list[Any]] = []  # by step
         self._changing: frozenset[int] = frozenset()
         self._recording: Recording | None = None
@@ -46,18 +46,18 @@ class Replay:
         self._recordings_left = MOST_RECORDINGS
         self.num_recorded_ops = 0  # ops in segments
 
-    def lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
+    def lanes(self, plain: Lanes, residents: list[Any], scalars: list[Any]) -> Lanes:
         """Returns the lanes for a step with these values; copies the batch to where the segments read it."""
         if len(self._warm_up_scalars) < WARM_UP:
             self._warm_up_scalars.append(_snapshot(scalars))
-            return self._plain
+            return plain
         if self._recording is None:
             for before in self._warm_up_scalars:
                 self._changing |= _changed(before, scalars, range(len(scalars)))
         elif not self._holds(self._recording, residents, scalars):
             self.forget()
         if self._recording is None:
-            return self._record(residents, scalars) if self._recordings_left else self._plain
+            return self._record(residents, scalars) if self._recordings_left else plain
         for position, kept in self._recording.inputs.items():
             residents[position] = copy_storage_over(residents[position], kept)
         if self._replay is None:

@@ -16,6 +16,7 @@ from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import LaunchRecorder, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter, pinning_lane
+from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
@@ -52,11 +53,13 @@ class TrainStep:
         self._compute_scalars = arithmetic.build(self._residents.positions)
         modules = modules_of(step.step.model, step.step.loss_fn)
         self._attributes = [(modules[attribute.module], attribute) for attribute in step.returned.attributes]
-        self._gate = UpdateGate()
-        self._setup = LaneSetup(placed, arithmetic, self._residents.positions, streams, cancellation, self._gate)
+        self._gate, self._layouts = UpdateGate(), ResultLayouts()
+        self._setup = LaneSetup(
+            placed, arithmetic, self._residents.positions, streams, cancellation, self._gate, self._layouts
+        )
         self._lanes = LaneWriter(self._setup).write()
         self._traced: Lanes | None = None
-        self._replay = Replay(self._lanes, make_recorder, self._setup) if make_recorder is not None else None
+        self._replay = Replay(make_recorder, self._setup) if make_recorder is not None else None
         self._threads = LaneThreads(_lane_devices(placed, self._lanes), cancellation)
 
     def __call__(self, batch: Any) -> Any:
@@ -166,6 +169,9 @@ class TrainStep:
                 updated = self._failed_steps.recover(residents, before, failure, is_replayed)
                 self._residents.keep(updates, updated)
                 raise
+            if not self._layouts.is_known and self._gate.is_open:
+                self._layouts.is_known = True
+                self._lanes = LaneWriter(self._setup).write()
             if self._gate.is_open:
                 self._residents.keep(updates)
             else:
@@ -177,7 +183,7 @@ class TrainStep:
         if self._replay is None:
             return self._lanes
         with self._recovering():
-            return self._replay.lanes(residents, scalars)
+            return self._replay.lanes(self._lanes, residents, scalars)
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:

@@ -1,0 +1,52 @@
+"""Meta kernels of ours, for ops whose outputs PyTorch's describe wrongly, or not for all inputs that real devices take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+
+
+def _convolution(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+    """Returns a result in channels_last if the input or the weights are, as oneDNN and cuDNN do; PyTorch's is contiguous."""
+    out: Tensor = aten.convolution.default(x, weight, *args)
+    formats = [suggest_memory_format(tensor) for tensor in (x, weight)]
+    return out.contiguous(memory_format=next((f for f in formats if f != torch.contiguous_format), formats[0]))
+
+
+def _grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Returns the product of groups of rows with a matrix each; PyTorch's wants bfloat16, which only some GPUs need."""
+    rows = a.size(-2)
+    if a.dim() == b.dim():
+        assert offs is not None or a.dim() == 3
+        groups = a.size(0) if offs is None else offs.size(0)
+        return a.new_empty(groups, rows, b.size(-1), dtype=out_dtype or a.dtype)
+    return a.new_empty(rows, b.size(-1), dtype=out_dtype or a.dtype)
+
+
+def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
+    """Returns the kernel of an op that keeps channels_last, where PyTorch's says that its result is contiguous."""
+
+    def kernel(*args: Any) -> Tensor:
+        out: Tensor = op(*args)
+        return out.contiguous(memory_format=suggest_memory_format(args[position]))
+
+    return kernel
+
+
+OVERRIDES: dict[Any, Callable[..., Any]] = {
+    aten.convolution.default: _convolution,
+    aten.pixel_shuffle.default: _in_format_of_input(aten.pixel_shuffle.default),
+    aten.pixel_unshuffle.default: _in_format_of_input(aten.pixel_unshuffle.default),
+    aten.reflection_pad2d.default: _in_format_of_input(aten.reflection_pad2d.default),
+    aten.reflection_pad2d_backward.default: _in_format_of_input(aten.reflection_pad2d_backward.default, 1),
+    aten.replication_pad2d.default: _in_format_of_input(aten.replication_pad2d.default),
+    aten.replication_pad2d_backward.default: _in_format_of_input(aten.replication_pad2d_backward.default, 1),
+}
+if hasattr(aten, "_grouped_mm"):
+    OVERRIDES[aten._grouped_mm.default] = _grouped_mm

@@ -1,0 +1,40 @@
+"""Gives the results of ops the strides that they had when the step was recorded.
+
+The meta device does not always know which strides a kernel gives its result, and kernels of different devices differ. Views
+were recorded for known strides, and would show the wrong elements of a tensor with others.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class ResultLayouts:
+    """Which ops give a result other strides than the recorded ones; the first step looks at all of them."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.differing: set[int] = set()  # ops
+
+    def concerns(self, op: int) -> bool:
+        """Whether the results of an op are looked at."""
+        return not self.is_known or op in self.differing
+
+    def fitter(self, op: int, strides: tuple[int, ...]) -> Callable[[Tensor | None], Tensor | None]:
+        """Returns the function that returns a result of an op with these strides; a gradient that nobody needs is None."""
+
+        def fit(tensor: Tensor | None) -> Tensor | None:
+            if tensor is None or tensor.stride() == strides:
+                return tensor
+            if _same_elements(tensor, strides):
+                return tensor.as_strided(tensor.size(), strides)
+            self.differing.add(op)
+            return torch.empty_strided(tensor.size(), strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+        return fit
+
+
+def _same_elements(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """Returns whether only the strides of dimensions differ that have a single entry."""
+    return all(size == 1 or a == b for size, a, b in zip(tensor.size(), tensor.stride(), strides, strict=True))
