@@ -151,7 +151,8 @@ def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, ca
     ("others", "rule"),
     [
         (["--strategy", "simulated"], "unknown strategy 'simulated'"),
-        (["--set", "neighbours=many"], "neighbours must be a whole number, it is 'many'"),
+        (["--set", f"neighbours={10**400}"], "neighbours must be a whole number of at most 1,000,000,000, it is '1000"),
+        (["--set", "neighbours=many"], "neighbours must be a whole number of at most 1,000,000,000, it is 'many'"),
         (["--set", "neighbors=3"], "unknown parameter 'neighbors': did you mean 'neighbours'?"),
         (["--set", "neighbours"], "--set must be NAME=VALUE"),
         (

@@ -20,7 +20,8 @@ from placewise.core.errors import StoreError
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
 from placewise.search.driver import JudgedBatch, search
-from placewise.search.store import Run, RunFile, Specification
+from placewise.search.run_rows import Specification
+from placewise.search.store import Run, RunFile
 from placewise.simulate.simulator import Simulator
 
 

@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlacewiseError as problem:
         warn(_one_line(problem))
         return 2 if isinstance(problem, InputError) else 3 if isinstance(problem, NothingFits) else 1
+    except MemoryError as problem:  # an option can ask for more than there is
+        warn(f"out of memory: {_one_line(problem)}")
+        return 1
     except KeyboardInterrupt:
         warn("stopped")
         return 130

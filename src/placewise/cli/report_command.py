@@ -58,10 +58,12 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _is_run_file(path: str) -> bool:
+    from placewise.formats.files import open_regular
+
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, InputError) as file:
             return file.read(len(SQLITE)) == SQLITE
-    except OSError:
+    except InputError:
         return False  # Plan.load refuses it
 
 
@@ -156,7 +158,7 @@ def _of_runs(options: argparse.Namespace) -> "list[ShownPlan]":
     for number in numbers:
         if not number.isdecimal() or len(number) > 18:
             raise InputError(f"{path}: expected run numbers after the run file, got {number!r}")
-    with RunFile(path, create=False) as file:
+    with RunFile(path, read_only=True) as file:
         chosen = [int(number) for number in numbers] or [run.number for run in file.runs() if run.step_seconds is not None]
         if not chosen:
             raise InputError(f"{path}: no run has found a placement that fits")
@@ -167,6 +169,7 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[ShownPlan]":
     """Gives the fastest runs: those of one problem together, the fastest first."""
     from placewise.report.page.page_data import ShownPlan
     from placewise.report.search_curves import curve_of_batches
+    from placewise.search.store import check_recorded
     from placewise.simulate.simulator import Simulator
 
     runs = [file.info(number) for number in dict.fromkeys(numbers)]
@@ -184,6 +187,7 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[ShownPlan]":
         problem = problems[specification.problem_digest]
         batches = list(file.batches(run.number))
         best = next(batch.best for batch in reversed(batches) if batch.best is not None)
+        check_recorded(problem, best, f"{file.path}: run {run.number}")
         yield ShownPlan(
             f"run {run.number}",
             Simulator(problem, specification.order).schedule(*best),

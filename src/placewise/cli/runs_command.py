@@ -14,14 +14,39 @@ def add_runs(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "runs", _runs, "list the searches recorded in a run file")
     parser.add_argument("run_file", metavar="RUNS.DB", help="a file that --run-file wrote")
+    parser.add_argument(
+        "--recover", metavar="NEW.DB", help="save what can still be read of a damaged file to a new one, and list that"
+    )
 
 
 def _runs(options: argparse.Namespace) -> None:
+    if options.recover is None:
+        _list_runs(options)
+    else:
+        _recover(options)
+
+
+def _recover(options: argparse.Namespace) -> None:
+    from placewise.cli.outputs import check_writable
+    from placewise.core.quantities import format_count
+    from placewise.search.recovery import recover
+
+    check_writable(options.recover, reads=(options.run_file,))
+    saved = recover(options.run_file, options.recover)
+    if options.json:
+        print_json({"run_file": options.recover, "runs": [run._asdict() for run in saved]})
+        return
+    print(f"{options.recover}: what could be saved of {options.run_file}")
+    for run in saved:
+        print(f"run {run.number}: {format_count(run.evaluations, 'evaluation')} saved; lost: {run.lost or 'nothing'}")
+
+
+def _list_runs(options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_seconds
     from placewise.report.terminal_text import table
     from placewise.search.store import RunFile
 
-    with RunFile(options.run_file, create=False) as file:
+    with RunFile(options.run_file, read_only=True) as file:
         runs = file.runs()
     if options.json:
         entries = [

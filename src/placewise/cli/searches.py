@@ -104,6 +104,6 @@ def _curve(planner: "Planner", points: "Sequence[Point]", options: argparse.Name
 
     if options.run_file is None:
         return curve_of_progress(points)
-    with RunFile(options.run_file) as file:
+    with RunFile(options.run_file, read_only=True) as file:
         number = getattr(options, "run", None) or file.find(specify(planner.problem, planner.request))  # resume names it
         return curve_of_batches(() if number is None else file.batches(number))

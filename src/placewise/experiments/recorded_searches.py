@@ -92,7 +92,7 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
 def _improvements(contest: Contest, request: Request) -> tuple[Improvement, ...]:
     """Returns every improvement of a recorded search."""
     found: list[Improvement] = []
-    with RunFile(contest.run_file) as file:
+    with RunFile(contest.run_file, read_only=True) as file:
         number = file.find(specify(contest.problem, request))
         assert number is not None
         spent = 0

@@ -24,7 +24,7 @@ from placewise.evaluate.measured import Measure
 from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
-from placewise.search.store import Run, RunFile
+from placewise.search.store import Run, RunFile, check_recorded
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
@@ -71,7 +71,8 @@ class Planner:
         one is answered from the record. `evaluator` replaces the one that the request asks for.
         """
         with nullcontext(evaluator) if evaluator is not None else self.evaluator() as judge, self._open_run(record) as run:
-            if run is not None and (found := run.outcome()) is not None:
+            if run is not None and (found := run.outcome()) is not None and found.placement is not None:
+                check_recorded(self.problem, (found.placement, found.order), f"{run.file.path}: run {run.number}")
                 return found
             outcome = search(
                 self.problem,

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from placewise import __version__
-from placewise.core.errors import InputError
+from placewise.core.errors import InputError, StoreError
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
+from placewise.formats.files import Fields
 from placewise.search.budget import DEFAULT_EVALUATIONS, Budget
-from placewise.search.store import Specification
+from placewise.search.run_rows import Specification
 from placewise.strategies import make, parameters
 
 DEFAULT_STRATEGY = "auto"
@@ -60,8 +61,17 @@ def parameters_of(request: Request) -> dict[str, Any]:
 def requested(specification: Specification) -> Request:
     """Returns the request that a specification was made from."""
     s = specification
-    measure = Measure(**s.measured) if s.measured else None
+    measure = _recorded_measure(s.measured) if s.measured else None
     return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster, measure)
+
+
+def _recorded_measure(given: Mapping[str, Any]) -> Measure:
+    """Returns how a run measures, as its file says it."""
+    fields = Fields("measured", given, tuple(Measure.__dataclass_fields__), StoreError)
+    slices = Fields("measured: virtual", virtual := fields.mapping("virtual"), tuple(virtual), StoreError)
+    numbers = {name: fields.integer(name) for name in ("steps", "warm_up")}
+    timeout = fields.number("timeout_seconds", above_zero=True)
+    return Measure(**numbers, timeout_seconds=timeout, virtual={name: slices.integer(name) for name in virtual})
 
 
 def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 from placewise.core.contracts import Strategy
 from placewise.core.errors import StrategyError
 from placewise.core.suggestions import did_you_mean
+from placewise.formats.files import describe
 
 __all__ = ["FAMILIES", "STRATEGIES", "Listing", "make", "names_of", "parameters"]
 
@@ -22,6 +23,8 @@ class Listing:
     family: str
     summary: str
 
+
+MOST = 10**9  # of a whole number that is a hyper-parameter
 
 FAMILIES = ("own", "classical", "exact", "learned")
 
@@ -150,9 +153,10 @@ def _value(name: str, key: str, text: str, kind: Any) -> Any:
         return text == "true" if kind is bool else text
     try:
         value = kind(text)
+        is_right = abs(value) <= MOST if kind is int else math.isfinite(value)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        words = {int: "a whole number", float: "a finite number"}
-        raise StrategyError(f"strategy {name!r}: {key} must be {words[kind]}, it is {text!r}")
+        is_right = False
+    if not is_right:
+        words = {int: f"a whole number of at most {MOST:,}", float: "a finite number"}
+        raise StrategyError(f"strategy {name!r}: {key} must be {words[kind]}, it is {describe(text)}")
     return value
