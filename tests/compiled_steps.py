@@ -92,7 +92,7 @@ def assert_runs_like_eager(
         assert found.keys() == wanted.keys()
         assert [key for key in wanted if not bitwise(found[key], wanted[key])] == [], f"step {number}"
         for group in (*optimizer.param_groups, *compiled_optimizer.param_groups):
-            group["lr"] = group["lr"] * 0.9
+            group["lr"] = group["lr"] and group["lr"] * 0.9
     train_step.close()
 
 

@@ -161,6 +161,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
     "adamax": lambda p: torch.optim.Adamax(p, 0.01),
     "rprop": lambda p: torch.optim.Rprop(p, 0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, 0.1, weight_decay=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, 0.01),
     "by-hand": lambda p: adam_by_hand(lambda x: x**0.5)(p, lr=0.01),  # type: ignore[call-arg]
 }

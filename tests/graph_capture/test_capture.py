@@ -554,8 +554,6 @@ def test_refused_models() -> None:
 
     refuses("register it as a buffer", Counts(), torch.ones(5, 3))
     refuses("sparse gradients", nn.Embedding(5, 3, sparse=True), torch.zeros(5, dtype=torch.long))
-    refuses("complex numbers", nn.Linear(3, 3), torch.ones(5, 3), lambda out: torch.fft.fft(out).abs().sum())
-    refuses("complex numbers", nn.Linear(3, 3, dtype=torch.complex64), torch.ones(5, 3))
 
     overlapping = nn.Linear(3, 3)
     overlapping.register_buffer("row", overlapping.weight.data[1])
@@ -581,8 +579,6 @@ def test_refused_optimizers() -> None:
     model.spare = nn.Parameter(torch.ones(2))
     with pytest.raises(CaptureError, match="no parameter of the optimizer gets a gradient"):
         pw.capture(model, torch.sum, torch.optim.SGD([model.spare], 0.1), batch)
-    with pytest.raises(CaptureError, match=r"depends on data.*in the optimizer's update"):
-        pw.capture(model, torch.sum, torch.optim.Adafactor(model.parameters()), batch)
     with pytest.raises(CaptureError, match="closure"):
         pw.capture(model, torch.sum, torch.optim.LBFGS(model.parameters()), batch)
 

@@ -195,6 +195,8 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
         modes.enter_context(_transformers_tracing())
+        if "torch._dynamo" in sys.modules:  # what torch.compile has wrapped is recorded as its eager ops
+            modes.enter_context(torch.compiler.set_stance("force_eager"))
         modes.enter_context(recorder.tape.recording())
         modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)

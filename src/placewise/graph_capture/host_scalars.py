@@ -3,14 +3,27 @@
 Adam divides by 1 - beta ** step, and a scheduler changes the learning rate between steps. If such numbers were recorded as
 constants, the recorded step would repeat one moment of training forever. So while a step is recorded they are HostScalars:
 floats that also record their arithmetic in the program.
+
+Adafactor also computes with numbers that it reads from tensors of the step. Such a number is *late*: it is not known before
+the step has come that far, so no branch may depend on it.
 """
 
+import builtins
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
+import torch
+from torch import Tensor
+
+from placewise.core.errors import CaptureError
 from placewise.graph_capture.program import Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
+
+MATH = ("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "pow", "cos", "sin", "tan", "tanh", "atan", "fabs")
 
 
 class HostScalar(float):
@@ -27,7 +40,8 @@ class HostScalar(float):
         scalar.slot, scalar.program = slot, program
         return scalar
 
-    def _record(self, function: Callable[..., Any], *args: Any) -> Any:
+    def record(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a function gives for numbers, and records the call."""
         plain = [float(arg) if isinstance(arg, HostScalar) else arg for arg in args]
         if not all(isinstance(arg, (int, float)) for arg in plain):
             return NotImplemented
@@ -35,37 +49,37 @@ class HostScalar(float):
         return HostScalar.of(function(*plain), self.program.host_arithmetic(function, slots), self.program)
 
     def __add__(self, other: Any) -> Any:
-        return self._record(operator.add, self, other)
+        return self.record(operator.add, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self._record(operator.add, other, self)
+        return self.record(operator.add, other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return self._record(operator.sub, self, other)
+        return self.record(operator.sub, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._record(operator.sub, other, self)
+        return self.record(operator.sub, other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return self._record(operator.mul, self, other)
+        return self.record(operator.mul, self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return self._record(operator.mul, other, self)
+        return self.record(operator.mul, other, self)
 
     def __truediv__(self, other: Any) -> Any:
-        return self._record(operator.truediv, self, other)
+        return self.record(operator.truediv, self, other)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._record(operator.truediv, other, self)
+        return self.record(operator.truediv, other, self)
 
     def __pow__(self, other: Any, modulo: None = None) -> Any:
-        return self._record(operator.pow, self, other)
+        return self.record(operator.pow, self, other)
 
     def __rpow__(self, other: Any, modulo: None = None) -> Any:
-        return self._record(operator.pow, other, self)
+        return self.record(operator.pow, other, self)
 
     def __neg__(self) -> Any:
-        return self._record(operator.neg, self)
+        return self.record(operator.neg, self)
 
     def __lt__(self, other: Any) -> Any:
         return self._compare(operator.lt, other)
@@ -91,6 +105,33 @@ class HostScalar(float):
         return bool(self._compare(operator.ne, 0.0))
 
     def _compare(self, function: Callable[..., Any], other: Any) -> Any:
+        if self.program.is_late(self.slot) or (isinstance(other, HostScalar) and self.program.is_late(other.slot)):
+            raise CaptureError("the optimizer decides by a number that it reads from a tensor, which can't be recorded")
         outcome = function(float(self), float(other) if isinstance(other, HostScalar) else other)
         self.program.branch(function, self.slot, other.slot if isinstance(other, HostScalar) else other, outcome)
         return outcome
+
+
+@contextmanager
+def recorded_functions() -> Iterator[None]:
+    """Makes min, max and the math module record what they compute from HostScalars."""
+    with ExitStack() as patches:
+        for name in MATH:
+            patches.enter_context(patch.object(math, name, _recording(getattr(math, name))))
+        for name, limit in (("min", "max"), ("max", "min")):  # max(x, 1) has a lower limit
+            patches.enter_context(patch.object(builtins, name, _recording(getattr(builtins, name), limit)))
+        yield
+
+
+def _recording(function: Callable[..., Any], limit: str = "") -> Callable[..., Any]:
+    """Returns a function that records its calls with HostScalars; with `limit`, it is min or max, also of a tensor."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_meta] if limit else []
+        if len(tensors) == 1 and len(args) == 2 and not tensors[0].dim():
+            return torch.clamp(tensors[0], **{limit: next(arg for arg in args if arg is not tensors[0])})
+        if scalars := [arg for arg in args if type(arg) is HostScalar]:
+            return scalars[0].record(function, *args)
+        return function(*args, **kwargs)
+
+    return call

@@ -71,7 +71,8 @@ def copy_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> to
     memo[id(optimizer.state)] = defaultdict(dict)
     copied = copy.deepcopy(optimizer, memo)
     for name, value in vars(optimizer).items():
-        if name not in vars(copied) and not callable(value):  # a subclass's attribute, which Optimizer does not copy
+        is_wrapped_method = callable(value) and hasattr(type(optimizer), name)  # as schedules wrap `step`
+        if name not in vars(copied) and not is_wrapped_method:  # a subclass's attribute, which Optimizer does not copy
             setattr(copied, name, copy.deepcopy(value, memo))
     for group in copied.param_groups:
         group.update({key: False for key in SWITCHES if key in group})

@@ -31,6 +31,8 @@ FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 FACTORIES = frozenset(_device_constructors()) - FROM_DATA
 
+NUMBERS = ("value", "alpha")  # arguments that torch reads as numbers, also from tensors
+
 SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 HANDLERS = {  # functions of torch that MetaMode replaces -> the method that does
@@ -42,6 +44,8 @@ HANDLERS = {  # functions of torch that MetaMode replaces -> the method that doe
     Tensor.cuda: "_move",
     Tensor.cpu: "_move",
     Tensor.to: "_convert",
+    torch.histc: "_count",
+    Tensor.histc: "_count",
     Tensor.__getitem__: "_index",
     Tensor.__setitem__: "_index",
     SET_DATA: "_set_data",
@@ -70,7 +74,7 @@ class MetaMode(TorchFunctionMode):
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.track_scalars:
-            kwargs = {key: self._number(value) if key in ("value", "alpha") else value for key, value in kwargs.items()}
+            kwargs = {key: self._number(value) if key in NUMBERS else value for key, value in kwargs.items()}
             scalars = [arg for arg in (*args, *kwargs.values()) if type(arg) is HostScalar]
             self.program.scalars = {float(scalar): scalar.slot for scalar in scalars}
             if any(self.program.scalars[float(scalar)] != scalar.slot for scalar in scalars):
@@ -107,8 +111,9 @@ class MetaMode(TorchFunctionMode):
         """Returns the value of a tensor of the step, if that is known or may leave the step."""
         if func in (Tensor.__bool__, Tensor.item) and (known := self.recorder.known_value(tensor)) is not None:
             return known
-        if func is Tensor.item and tensor.is_floating_point() and not self.track_scalars:
-            return self.recorder.step_number(tensor, VALUE_READERS[func])
+        if func is Tensor.item and tensor.is_floating_point():
+            late = self.track_scalars
+            return self.recorder.late_number(tensor) if late else self.recorder.step_number(tensor, VALUE_READERS[func])
         raise self.recorder.needs_value(VALUE_READERS[func], tensor)
 
     def _observe(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,6 +150,13 @@ class MetaMode(TorchFunctionMode):
 
     def _convert(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._call(func, *_without_device(*args, **kwargs))
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Counts integers as floats: CPUs count no others, and models that ask for the device see that it is no CPU."""
+        values: Tensor = args[0]
+        if values.is_floating_point():
+            return self._call(func, args, kwargs)
+        return self._call(func, (values.float(), *args[1:]), kwargs).to(values.dtype)
 
     def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Indexes with tensors instead of lists of numbers, which torch would convert to meta tensors without values."""
@@ -186,12 +198,17 @@ class MetaStateMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func in VALUE_READERS and isinstance(args[0], Tensor) and args[0].is_meta:
+            if func in (Tensor.item, Tensor.__bool__, Tensor.__float__):
+                return func(torch.ones((), dtype=args[0].dtype))  # no state depends on it, only the step
             raise self.recorder.needs_value(VALUE_READERS[func])
         if func in FACTORIES or func in FROM_DATA:
             out = func(*args, **{**kwargs, "device": "meta"})
             return out if out.dim() else func(*args, **{**kwargs, "device": "cpu"})
         if func == SET_DATA:
             return None  # p.data = ... leaves the parameter unchanged
+        for key in NUMBERS:
+            if isinstance(kwargs.get(key), Tensor) and kwargs[key].is_meta:
+                kwargs = {**kwargs, key: 1.0}
         return func(*args, **kwargs)
 
 

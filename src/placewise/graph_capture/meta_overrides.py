@@ -29,6 +29,13 @@ def _grouped_mm(
     return a.new_empty(rows, b.size(-1), dtype=out_dtype or a.dtype)
 
 
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Returns as many counts as the caller expects; PyTorch's can't know whether there is a larger number in the input."""
+    if not minlength:
+        raise NotImplementedError("bincount without minlength")
+    return x.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
+
+
 def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
     """Returns the kernel of an op that keeps channels_last, where PyTorch's says that its result is contiguous."""
 
@@ -40,6 +47,7 @@ def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
 
 
 OVERRIDES: dict[Any, Callable[..., Any]] = {
+    aten.bincount.default: _bincount,
     aten.convolution.default: _convolution,
     aten.pixel_shuffle.default: _in_format_of_input(aten.pixel_shuffle.default),
     aten.pixel_unshuffle.default: _in_format_of_input(aten.pixel_unshuffle.default),

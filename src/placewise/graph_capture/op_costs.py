@@ -60,6 +60,11 @@ GPU_ONLY_PREFIXES = (
 INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
 
 
+def _grouped_mm_flops(a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
+    """Returns the flops of a product of groups of rows with a matrix each: each row, or column, is in one group."""
+    return 2 * int(a.numel()) * int(b.size(-1))
+
+
 class OpFacts:
     """The facts about an ATen overload that recording needs, looked up once."""
 
@@ -75,7 +80,7 @@ class OpFacts:
         self.name: str = packet.__name__
         self.kind = f"{function.namespace}.{self.name}"
         self.recorded = function.namespace != "profiler"
-        self.flops_formula = flop_registry.get(packet)
+        self.flops_formula = _grouped_mm_flops if self.name == "_grouped_mm" else flop_registry.get(packet)
         self.shape_only = self.name in SHAPE_ONLY
         self.takes_device = any(argument.name == "device" for argument in function._schema.arguments)
         self.random = torch.Tag.nondeterministic_seeded in function.tags

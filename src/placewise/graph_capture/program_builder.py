@@ -25,6 +25,7 @@ class ProgramBuilder:
         self._unread: dict[Slot, Any] = {}  # hyper-parameters that nothing has read yet -> value
         self._known_calls: dict[Any, Slot] = {}  # arithmetic of the host -> the slot of its result
         self._unused: dict[Slot, None] = {}  # numbers that the host has computed and nothing has used yet
+        self._late: dict[Slot, tuple[Slot, ...]] = {}  # numbers that depend on tensors of the step -> the slots of these
         self._host_slots: dict[int, Slot] = {}  # id of a host tensor -> its slot
         self._host_tensors: list[Tensor] = []  # keeps their ids from being reused
 
@@ -116,7 +117,24 @@ class ProgramBuilder:
         slot = self.new_slot()
         self.call(function, tuple(map(self.use, args)), {}, (slot,))
         self._unused[slot] = None
+        if behind := [tensor for arg in args if type(arg) is Slot for tensor in self.tensors_behind(arg)]:
+            self._late[slot] = tuple(dict.fromkeys(behind))
         return slot
+
+    def late_number(self, tensor: Slot) -> Slot:
+        """Records that the host reads a number from a tensor of the graph in the middle of the step."""
+        slot = self.new_slot()
+        self.call(torch.ops.aten._local_scalar_dense.default, (tensor,), {}, (slot,))
+        self._late[slot] = (tensor,)
+        return slot
+
+    def is_late(self, slot: Slot) -> bool:
+        """Returns whether a number depends on tensors of the step."""
+        return slot in self._late
+
+    def tensors_behind(self, slot: Slot) -> tuple[Slot, ...]:
+        """Returns the tensors that a number was computed from."""
+        return self._late.get(slot, ())
 
     def host_arithmetic(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Slot:
         """Records arithmetic on host scalars; the same for many parameters (1 - beta) is computed once in a step."""

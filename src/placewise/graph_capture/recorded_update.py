@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.graph_builder import UPDATE
-from placewise.graph_capture.host_scalars import HostScalar
+from placewise.graph_capture.host_scalars import HostScalar, recorded_functions
 from placewise.graph_capture.meta_copies import SWITCHES, adopt_state
 from placewise.graph_capture.meta_kernels import CachedMetaMode
 from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
@@ -44,11 +44,14 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
     grad_norm = _clip(step, recorder)
     _make_state(optimizer, original, recorder)
     numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
+    tensors = {id(p): {k: v for k, v in optimizer.state[p].items() if isinstance(v, Tensor)} for p in trained}
     first_op = len(recorder.graph.op_names)
     _record_step(optimizer, recorder)
     if found_inf is not None:
         _wait_for(recorder.tensor_of(found_inf), first_op, recorder)
     _record_replaced_numbers(numbers, recorder)
+    for parameter in trained:
+        _record_replaced_tensors(tensors[id(parameter)], optimizer.state[parameter], recorder)
     if recorder.program.has_lost_numbers:
         raise CaptureError(
             "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
@@ -108,7 +111,7 @@ def _record_step(optimizer: Optimizer, recorder: Recorder) -> None:
         for key in [key for key in group if key not in ("params", "param_names", *SWITCHES)]:
             group[key] = _live_hyper_parameter(group[key], key, number, recorder)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    with MetaMode(recorder, track_scalars=True), recorder:
+    with MetaMode(recorder, track_scalars=True), recorder, recorded_functions():
         optimizer.step()
     for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
         if changed := [key for key, value in before.items() if group[key] is not value]:
@@ -158,12 +161,29 @@ def _add_state(
     return numbers
 
 
+def _record_replaced_tensors(before: dict[str, Tensor], state: dict[str, Any], recorder: Recorder) -> None:
+    """Records a copy into each tensor of a parameter's state that the step has replaced by another one."""
+    for key, tensor in before.items():
+        value = state.get(key)
+        if value is tensor:
+            continue
+        if not isinstance(value, Tensor) or value.size() != tensor.size() or not value.is_meta:
+            raise CaptureError(f"the optimizer's step sets its state {key!r} to a value that can't be recorded")
+        with torch.no_grad(), MetaMode(recorder), recorder:
+            tensor.copy_(value)
+        state[key] = tensor
+
+
 def _record_replaced_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:
     """Records the Python numbers in the optimizer's state that the step has replaced."""
     for state, resident, kind in numbers:
         value = state[str(resident.key)]
         if type(value) is not HostScalar:
             raise CaptureError(f"the optimizer's step sets its state {resident.key!r} to a value that can't be recorded")
+        if recorder.program.is_late(value.slot):
+            raise CaptureError(
+                f"the optimizer's step keeps a number that it reads from a tensor: its state {resident.key!r}"
+            )
         if value.slot != resident.slot:
             slot = recorder.program.host_call(int, (value.slot,)) if kind is int else value.slot
             recorder.program.update_number(resident, slot)

@@ -1,18 +1,20 @@
 """Records the ops that run on the meta device as a graph and a program."""
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, GraphBuilder
+from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
-from placewise.graph_capture.program import HERE, Check, Resident
+from placewise.graph_capture.program import HERE, Check, Resident, Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
 from placewise.graph_capture.random_tape import RandomTape, TapedDraw
@@ -24,6 +26,14 @@ SUFFIXES = ("", ".backward", ".update")  # of the names of ops, by phase
 _current_node = torch._C._current_autograd_node
 
 _sequence_number = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
+class _LateRead(NamedTuple):
+    """A tensor that the host reads a number from: its view, which version of it, and the op that made that."""
+
+    view: View
+    version: int
+    maker: int
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,6 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known_flops: dict[Any, float] = {}
         self._paths: dict[int, str] = {}  # autograd's sequence number -> the module path of the forward op
         self._name_counts: dict[str, int] = {}
+        self._late: dict[Slot, _LateRead] = {}  # by the slot of the tensor
         self._meta_constants: dict[int, tuple[Tensor, Tensor]] = {}  # storage -> a tensor with data, its meta copy
         self._outer_storages: set[int] = set()  # of constants that existed before the step
 
@@ -160,6 +171,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         repeated = self.tape.next_repeated((func, signature(args)), self.where()) if facts.random else None
         if repeated is not None:
             inputs.append(self._input(self._saved_state(repeated)))
+        late = self._read_late(args, kwargs, inputs) if self.program.scalars else ()
         out = self._run(func, facts, args, kwargs)
         results: list[Tensor] = []
         collect((out,), results)
@@ -178,6 +190,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call_kwargs = {key: self._template(value) for key, value in kwargs.items()} if kwargs else {}
         if facts.takes_device:
             call_kwargs["device"] = HERE
+        self.graph.colocated += [(maker, op) for maker in late]
         function = func
         if repeated is not None:
             function, call_args = DrawAgain(func), (inputs[-1].slot, *call_args)
@@ -186,6 +199,29 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tape.draws.append(TapedDraw((func, signature(args)), op, len(self.program.calls)))
         self.program.call(function, call_args, call_kwargs, [self.views.find_or_add(t).slot for t in results], op)
         return out
+
+    def late_number(self, tensor: Tensor) -> HostScalar:
+        """Returns the number in a tensor, which the host reads in the middle of the step."""
+        view = self._input(tensor)
+        version = self.views.newest[view.storage]
+        maker = next((op for op in reversed(range(len(self.graph.writes))) if version in self.graph.writes[op]), -1)
+        if maker < 0:
+            raise self.needs_value("item()")
+        slot = self.program.late_number(view.slot)
+        self._late[view.slot] = _LateRead(view, version, maker)
+        return HostScalar.of(1 + slot * math.pi * 1e-6, slot, self.program)  # unlike any other number
+
+    def _read_late(self, args: Any, kwargs: Any, inputs: list[View]) -> list[int]:
+        """Adds the tensors that late numbers among the arguments come from to the inputs; returns the ops that made them."""
+        makers = []
+        for value in tree_leaves((args, kwargs)):
+            slot = self.program.scalars.get(value) if type(value) is float else None
+            for read in [self._late[tensor] for tensor in self.program.tensors_behind(slot)] if slot is not None else ():
+                if self.views.newest[read.view.storage] != read.version:
+                    raise CaptureError("the optimizer changes a tensor after it has read a number from it")
+                inputs.append(read.view)
+                makers.append(read.maker)
+        return makers
 
     def _saved_state(self, draw: TapedDraw) -> Tensor:
         """Returns the generator's state before a draw; the op that draws gets it as one more output."""

@@ -10,7 +10,7 @@ from placewise.graph_capture.graph_builder import GraphBuilder
 from placewise.graph_capture.program import Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 
-Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ...]]
+Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ...], bool]
 
 
 class View:
@@ -44,8 +44,6 @@ class Views:
 
     def add_storage(self, tensor: Tensor, name: str, kind: str, owner: str = "") -> int:
         """Adds a tensor to the graph for the whole storage of this one; returns its number."""
-        if tensor.is_complex():
-            raise CaptureError(f"{name} has complex numbers, which can't be recorded")
         storage = tensor.untyped_storage()
         number = self._graph.add_tensor(name, storage.nbytes(), kind, -1, owner, self._shape(tensor))
         self.newest[storage._cdata] = number
@@ -92,4 +90,6 @@ class Views:
 
 
 def _geometry(tensor: Tensor) -> Geometry:
-    return (tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+    """Returns what tells a view of a storage from another; a conjugate or negative view differs in nothing but that."""
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return (tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride(), is_lazy)

@@ -6,7 +6,7 @@ from typing import Any
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.program import Slot
 from placewise.run.codegen.source import Source
-from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, slots_of, written_slots
+from placewise.run.lower.resolved_program import ResolvedProgram, written_slots
 
 Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then
 
@@ -55,16 +55,15 @@ class HostArithmetic:
                 known.update(call.results)
                 for slot in written_slots(call):
                     changed[slot] = changed.get(slot, 0) + 1
-            for slot in slots_of(call) if call.op >= 0 else ():
-                if self._resolved.storages[slot] == HOST_VALUE:
-                    key = (slot, changed.get(slot, 0))
-                    self.reads.setdefault(call.op, {})[slot] = key
-                    self.positions.setdefault(key, len(self.positions))
-                    if key not in snapshots:
-                        snapshots[key] = name_of(slot)
-                        if key[1] < self._num_changes.get(slot, 0):
-                            snapshots[key] = f"h{slot:d}_{key[1]}"
-                            source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
+            for slot in self._resolved.host_slots(call.op) if call.op >= 0 else ():
+                key = (slot, changed.get(slot, 0))
+                self.reads.setdefault(call.op, {})[slot] = key
+                self.positions.setdefault(key, len(self.positions))
+                if key not in snapshots:
+                    snapshots[key] = name_of(slot)
+                    if key[1] < self._num_changes.get(slot, 0):
+                        snapshots[key] = f"h{slot:d}_{key[1]}"
+                        source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
         for branch in self._resolved.program.branches:
             comparison = f"{source.function(branch.function)}({', '.join(source.literal(a, name_of) for a in branch.args)})"
             source.add(f"if {comparison} != {branch.outcome!r}: {source.function(_refuse)}({branch.subject!r})")

@@ -76,6 +76,7 @@ class LaneWriter:
         self.pinned_signals: dict[tuple[int, int], Signal] = {}  # (tensor, target) -> set when its mail is pinned
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
         self.entered = NO_DEVICE  # whose stream is the current one
+        self.late_names: set[str] = set()
         self.gate_signals: list[Signal] | None = None  # of the lanes that wait at the gate; None before the gate is written
 
     def write(self) -> Lanes:
@@ -209,7 +210,18 @@ class LaneWriter:
         storage = self.resolved.storages[slot]
         if storage != HOST_VALUE:
             return self.view_names.find(slot, self.resolved.read_versions[op][storage], device)
+        if slot in self.resolved.late_calls:
+            return self._late_number(op, device, slot)
         return f"scalars[{self.arithmetic.position(op, slot)}]"
+
+    def _late_number(self, op: int, device: int, slot: Slot) -> str:
+        """Returns the name of a number that depends on a tensor of the step; adds the line that computes it, once."""
+        name = f"n{slot:d}"
+        if name not in self.late_names:
+            self.late_names.add(name)
+            source = self._source(device)
+            source.add(f"{name} = {source.call(self.resolved.late_calls[slot], partial(self._argument, op, device), None)}")
+        return name
 
     # --- the gate ---
 

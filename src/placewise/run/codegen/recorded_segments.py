@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tag
 from torch._ops import OpOverload
 
-from placewise.graph_capture.program import Call
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
@@ -76,7 +75,9 @@ class _Finder:
             return False
         if self._makes_the_host_wait(call.function, call.args):
             return False
-        return changing.isdisjoint(self._read_scalars(op, call))
+        if any(slot in self.resolved.late_calls for slot in slots_of(call)):
+            return False
+        return changing.isdisjoint(self._read_scalars(op))
 
     def _makes_the_host_wait(self, function: OpOverload, args: tuple[Any, ...]) -> bool:
         name = function._schema.name.partition("::")[2]
@@ -86,8 +87,8 @@ class _Finder:
         shapes = [None if storage == HOST_VALUE else self.resolved.graph.tensors.shape_of(storage) for storage in storages]
         return any(shape is None or not shape.dtype.startswith("int") for shape in shapes)
 
-    def _read_scalars(self, op: int, call: Call) -> list[int]:
-        return [self.arithmetic.position(op, slot) for slot in slots_of(call) if self.resolved.storages[slot] == HOST_VALUE]
+    def _read_scalars(self, op: int) -> list[int]:
+        return [self.arithmetic.position(op, slot) for slot in self.resolved.host_slots(op)]
 
     def _reads(self, op: int) -> list[tuple[int, int]]:
         """Returns the (storage, tensor) of all that an op reads or writes in place."""
@@ -151,7 +152,7 @@ class _Finder:
             frozenset(storage for storage in outside if storage != HOST_VALUE and self.makers[storage] in inside),
             frozenset((tensor, device) for device, _, tensor in read if self.tensor_devices[tensor] != device),
             frozenset(storage for storage in not_copied if self.makers[storage] < 0),
-            frozenset(scalar for op in inside for scalar in self._read_scalars(op, self.resolved.op_calls[op])),
+            frozenset(scalar for op in inside for scalar in self._read_scalars(op)),
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tag
 from torch._ops import OpOverload
 
@@ -15,6 +16,8 @@ from placewise.graph_capture.program import Call, Check, Program, Slot
 from placewise.graph_capture.random_draws import without_state
 
 HOST_VALUE = -1  # instead of a storage
+
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,7 @@ class ResolvedProgram:
     op_calls: tuple[Call, ...]  # [ops]
     views: dict[Slot, Call]  # how a view is made from another view of the same storage
     host_calls: tuple[Call, ...]  # in program order
+    late_calls: dict[Slot, Call]  # how a number is computed that the host reads from a tensor in the middle of the step
 
     @classmethod
     def of(cls, step: CapturedStep) -> "ResolvedProgram":
@@ -44,6 +48,7 @@ class ResolvedProgram:
         op_calls: list[Call] = [None] * len(graph.ops)  # type: ignore[list-item]
         views: dict[Slot, Call] = {}
         host_calls = []
+        late_calls: dict[Slot, Call] = {}
         for call in program.calls:
             fresh = [slot for slot in dict.fromkeys(call.results) if slot not in known]
             known.update(fresh)
@@ -53,19 +58,35 @@ class ResolvedProgram:
                     storages[slot] = storage
                 continue
             source = next((storages[slot] for slot in slots_of(call) if storages[slot] != HOST_VALUE), HOST_VALUE)
+            reads_tensor = call.function is READ_NUMBER and source != HOST_VALUE
+            if reads_tensor or any(slot in late_calls for slot in slots_of(call)):
+                late_calls |= dict.fromkeys(call.results, call)
+                continue
             if source == HOST_VALUE:
                 host_calls.append(call)
             for slot in fresh:
                 storages[slot] = source
                 if source != HOST_VALUE:
                     views[slot] = call
-        return cls(graph, program, tuple(storages), tuple(op_calls), views, tuple(host_calls))
+        return cls(graph, program, tuple(storages), tuple(op_calls), views, tuple(host_calls), late_calls)
 
     @cached_property
     def read_versions(self) -> tuple[dict[int, int], ...]:
         """For each op, by each storage that it reads: the graph's tensor that the storage holds then."""
         storages, reads = self.graph.storage.tolist(), self.graph.ops.reads.lists()
         return tuple({storages[tensor]: tensor for tensor in row} for row in reads)
+
+    def host_slots(self, op: int) -> list[Slot]:
+        """Returns the host's values that an op needs, also those from which late numbers are computed, each once."""
+        found: dict[Slot, None] = {}
+        waiting = list(slots_of(self.op_calls[op]))
+        while waiting:
+            slot = waiting.pop()
+            if slot in self.late_calls:
+                waiting += slots_of(self.late_calls[slot])
+            elif self.storages[slot] == HOST_VALUE:
+                found[slot] = None
+        return list(found)
 
     def base_of(self, slot: Slot) -> Slot:
         """Returns the slot that a view was made from in the first place: a resident's, or one that an op made."""

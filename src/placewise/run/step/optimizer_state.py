@@ -39,6 +39,11 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         made = copied.state[stand_ins[id(parameters[name])]]
         assert isinstance(made, _FirstValues)
         optimizer.state[parameters[name]] = {**made.first, **optimizer.state.get(parameters[name], {})}
+    for resident in wanted:
+        state = optimizer.state[parameters[resident.name]]
+        if resident.like is not None and not isinstance(value := state[str(resident.key)], Tensor):
+            device = parameters[resident.name].device  # a number that the first step replaces by a tensor
+            state[str(resident.key)] = torch.full(resident.like.shape, value, dtype=resident.like.dtype, device=device)
 
 
 def _make_momentum(optimizer: torch.optim.SGD, missing: set[nn.Parameter]) -> None:
