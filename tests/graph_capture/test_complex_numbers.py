@@ -32,7 +32,8 @@ class Fourier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         spectrum = torch.einsum("bli,io->blo", torch.fft.rfft(x), torch.view_as_complex(self.filter))
         power = (spectrum.conj() * spectrum).real + spectrum.conj().imag
-        return torch.fft.irfft(spectrum, n=8) + torch.fft.fft2(x).real + power.sum(-1, keepdim=True)
+        filtered: Tensor = torch.fft.irfft(spectrum, n=8) + torch.fft.fft2(x).real
+        return filtered + power.sum(-1, keepdim=True)
 
 
 class Complex(nn.Module):

@@ -23,7 +23,7 @@ from placewise.graph_capture.graph_builder import BACKWARD, FORWARD
 from placewise.graph_capture.meta_copies import meta_copy, meta_parts
 from placewise.graph_capture.meta_modes import MetaMode
 from placewise.graph_capture.model_guard import ModelGuard, refuse_hooks
-from placewise.graph_capture.module_attributes import ModuleAttributes, has_tensors, modules_of
+from placewise.graph_capture.module_attributes import ModuleAttributes, has_tensors, modules_by_path
 from placewise.graph_capture.program import Gate, Program, Slot
 from placewise.graph_capture.random_tape import HostGenerators
 from placewise.graph_capture.recorded_update import record_update
@@ -127,7 +127,7 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     finally:
         generators.restore()
     _warn_of_lost_numbers(recorder, returned)
-    modules = modules_of(step.model, step.loss_fn)
+    modules = modules_by_path(step.model, step.loss_fn)
     changing = [(modules[attribute.path], attribute.name) for attribute in attributes.changed()]
     guard = ModelGuard(step.model, step.loss_fn, changing=changing)
     graph = recorder.graph.to_graph(kept.tensors(), name or type(step.model).__name__)

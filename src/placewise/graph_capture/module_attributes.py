@@ -21,7 +21,7 @@ class Attribute(NamedTuple):
     """An attribute of a module."""
 
     module: nn.Module
-    path: str  # of the module, as `modules_of` has it
+    path: str  # of the module, as `modules_by_path` has it
     name: str
 
     @property
@@ -37,7 +37,7 @@ class ModuleAttributes:
     """The attributes of all modules of a model and its loss as they are now."""
 
     def __init__(self, model: nn.Module, loss_fn: Any) -> None:
-        self._modules = modules_of(model, loss_fn)
+        self._modules = modules_by_path(model, loss_fn)
         self._kept: list[Any] = []  # what is known by its id
         self._before = self._present()
 
@@ -67,7 +67,7 @@ class ModuleAttributes:
         return id(value)
 
 
-def modules_of(model: nn.Module, loss_fn: Any) -> dict[str, nn.Module]:
+def modules_by_path(model: nn.Module, loss_fn: Any) -> dict[str, nn.Module]:
     """Returns the modules of a model by path, and those of its loss, if it is one, by "loss:path"."""
     found = dict(model.named_modules())
     if isinstance(loss_fn, nn.Module):

@@ -19,7 +19,7 @@ class ReturnedOutput:
 class SetAttribute:
     """A tensor or a number of the step, or a value with some in it, that the step leaves in an attribute of a module."""
 
-    module: str  # its path, as `modules_of` has it
+    module: str  # its path, as `modules_by_path` has it
     name: str
     structure: Structure
     positions: Positions  # of the structure's leaves

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.capture import CapturedStep
-from placewise.graph_capture.module_attributes import modules_of
+from placewise.graph_capture.module_attributes import modules_by_path
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import LaunchRecorder, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -51,7 +51,7 @@ class TrainStep:
         self._failed_steps = FailedSteps(placed.resolved)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
         self._compute_scalars = arithmetic.build(self._residents.positions)
-        modules = modules_of(step.step.model, step.step.loss_fn)
+        modules = modules_by_path(step.step.model, step.step.loss_fn)
         self._attributes = [(modules[attribute.module], attribute) for attribute in step.returned.attributes]
         self._gate, self._layouts = UpdateGate(), ResultLayouts()
         self._setup = LaneSetup(
