@@ -129,6 +129,15 @@ def test_a_gpus_casts_are_recorded_without_a_gpu() -> None:
         assert made["aten._to_copy"].count("bfloat16") == 2 + 4, "the inputs of both products, two weights, two biases"
 
 
+def test_a_weight_is_cast_once_for_all_micro_batches() -> None:
+    model = nn.Linear(4, 4, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    graph = pw.capture(model, squared, optimizer, torch.ones(6, 4), autocast=torch.bfloat16, micro_batches=3).graph
+    casts = [op for op, kind in enumerate(graph.ops.kinds) if kind == "aten._to_copy" and not graph.ops.phases[op]]
+    shapes = [graph.tensors.shape_of(graph.ops.writes[op][0]) for op in casts]
+    assert [shape.dtype for shape in shapes if shape is not None].count("bfloat16") == 3 + 1, "three inputs and a weight"
+
+
 def test_ops_that_choose_their_type_take_it_by_name_and_by_position() -> None:
     """F.cross_entropy calls log_softmax in C++, with None as its fourth argument."""
     a = torch.empty(4, 4, device="meta", dtype=torch.bfloat16)

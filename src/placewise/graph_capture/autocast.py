@@ -54,8 +54,7 @@ class _State:
     device: str = ""  # "cuda" or "cpu": whose casts are made; "" while no context was enabled yet
     dtype: torch.dtype = torch.bfloat16
     caches: bool = True
-    depth: int = 0  # contexts that are open
-    weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # id -> a parameter and its cast
+    weights: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)  # a parameter and its cast
 
 
 _state = _State()  # recording is not thread-safe: torch.autocast is patched for the whole process
@@ -94,7 +93,6 @@ def _enter(self: Any) -> Any:
     device = self.device or _state.device or "cuda"
     if self._enabled and _state.device and device != _state.device:
         raise CaptureError(f"the step has autocast for {_state.device!r} and for {device!r}: use one of them")
-    _state.depth += 1
     if not _state.device or device == _state.device:  # a context for another device has no effect on this one's ops
         if self._enabled:
             _state.device = device
@@ -106,9 +104,6 @@ def _enter(self: Any) -> Any:
 
 def _exit(self: Any, *_: Any) -> None:
     device, _state.dtype, _state.caches, was_enabled = self._before
-    _state.depth -= 1
-    if not _state.depth:
-        _state.weights.clear()
     _switch(_state.device or "cuda", was_enabled)
     _state.device = device or _state.device  # it stays known, so that contexts for two devices are noticed
 
@@ -192,7 +187,10 @@ def _cast_call(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: to
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Returns an argument with its floating-point tensors cast; a parameter is cast once for all contexts that are open."""
+    """Returns an argument with its floating-point tensors cast; a parameter is cast once in a step.
+
+    PyTorch forgets its casts when the outermost context ends, so it casts once for each micro-batch, with the same result.
+    """
     if isinstance(value, (list, tuple)):
         return type(value)([_cast(entry, dtype) for entry in value])
     if not isinstance(value, Tensor) or not _is_cast(value) or value.dtype == dtype:
@@ -200,9 +198,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     lowers = dtype == _state.dtype and value.dtype == torch.float32
     if not (lowers and value.requires_grad and value.is_leaf and not value._is_view() and _state.caches):
         return value.to(dtype)
-    if id(value) not in _state.weights:
-        _state.weights[id(value)] = (value, value.to(dtype))
-    return _state.weights[id(value)][1]
+    if (id(value), dtype) not in _state.weights:
+        _state.weights[id(value), dtype] = (value, value.to(dtype))
+    return _state.weights[id(value), dtype][1]
 
 
 def _is_cast(value: Any) -> bool:
