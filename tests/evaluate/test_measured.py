@@ -99,7 +99,7 @@ def test_memory_crash_and_hang_fail_and_the_next_is_measured(
         found = evaluate(ALL[[1, 0, 2, 0, 3, 0]])
     assert found.step_seconds.tolist() == [np.inf, 1.0, np.inf, 1.0, np.inf, 1.0]
     assert found.overflow_bytes.tolist() == [5, 0, 1, 0, 1, 0]
-    assert (found.cost[::2] > 0).all()
+    assert (found.cost[::2] > 1.0).all()  # more than the timeout, which nothing that is measured can exceed
     assert np.isfinite(found.cost).all()
     assert make.lines() == ["100", "000", "110", "000", "111", "000"]
     assert [line.partition(":")[2] for line in failures] == [

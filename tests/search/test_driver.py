@@ -61,6 +61,22 @@ def test_the_best_is_kept_and_ties_go_to_the_earlier_one() -> None:
     assert [evaluation.step_seconds.tolist() for evaluation in strategy.told] == [[6.0, 5.0], [3.0], [3.0]]
 
 
+@pytest.mark.parametrize("fitting", [0, 1, 2])
+def test_what_does_not_fit_is_never_the_answer(fitting: int) -> None:
+    """Even if an evaluator gives it the least cost, in the batch of one that fits and in one of its own."""
+
+    def judge(placements: Ints, orders: Ints | None = None) -> Evaluation:
+        fits = np.arange(len(placements)) == fitting
+        return Evaluation(np.where(fits, 9.0, 1.0), np.where(fits, 9.0, 1.0), np.where(fits, 0, 5))
+
+    batch = [ALL_HERE, SPLIT, ALTERNATE]
+    outcome = search(chain(), Listed((batch[: fitting + 1], batch, batch[:0]), []), judge, budget=Budget(), seed=0)
+    assert outcome.placement is not None
+    assert outcome.placement.tolist() == batch[fitting]
+    assert outcome.step_seconds == 9.0
+    assert {best for _, best in outcome.history} == {9.0}
+
+
 def test_a_batch_is_cut_at_the_budget() -> None:
     strategy = Listed(([ALTERNATE], [SPLIT, ALL_HERE, ALL_HERE]), [])
     outcome = search(chain(), strategy, Simulator(chain(), "program", 1), budget=Budget(evaluations=2), seed=0)

@@ -21,6 +21,7 @@ from placewise.core.cluster import copy_seconds
 from placewise.core.errors import ProblemError
 from placewise.simulate import kernels, priority, reference, timeline
 from placewise.simulate.kernels import arrival_time, departure_time
+from placewise.simulate.longest_step import longest_step_seconds
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import ORDERS, Simulator
 
@@ -427,23 +428,37 @@ def test_a_placement_that_fits_costs_its_seconds() -> None:
 
 
 def test_what_a_placement_costs_that_does_not_fit() -> None:
-    """Two devices of 10 bytes; ops of 3 s and 1 s on the slowest make 4 s. 5 bytes too many: 4 * (1 + 5 / 20) = 5 s."""
+    """Two devices of 10 bytes. Ops of 3 s and 1 s and a copy of 9 s make 13 s; 5 bytes too many: 13 * (1 + 5 / 20) s."""
     rows = [takes(3, 0, [], [0]), takes(1, 1, [0], [1])]
     step = Step.of(graph_data([tensor("t", 8), tensor("u", 7)], rows), gpus(2, memory=10))
     simulator = Simulator(step.problem)
-    assert simulator.failing_seconds == 4
+    assert simulator.failing_seconds == pytest.approx(13)
     evaluation = simulator(ints([0, 0], [0, 1]))  # with t, and with the copy of t
     assert evaluation.overflow_bytes.tolist() == [5, 5]
     assert evaluation.step_seconds.tolist() == [4, 13]
-    assert evaluation.cost.tolist() == [5, 5]
+    assert evaluation.cost.tolist() == pytest.approx([16.25, 16.25])
     worse = simulator.evaluation(np.full(4, 2.0), ints([10, 10], [11, 10], [11, 11], [9, 30]))
     assert worse.overflow_bytes.tolist() == [0, 1, 2, 20]
-    assert worse.cost.tolist() == [2, 4.2, 4.4, 8]
+    assert worse.cost.tolist() == pytest.approx([2, 13.65, 14.3, 26])
 
 
-@given(steps(memory=20))
+def test_what_fits_is_better_than_what_does_not_however_slow_its_copies_are() -> None:
+    """Two ops of 1 s, each with a parameter of 8 bytes, on devices of 12 bytes. Together they take 2 s, but need 17 bytes or
+    more. Apart they fit and take 4 s: the copy of one byte takes 2 s. Without copies, failing would cost 2 * (1 + 6 / 24) s.
+    """
+    parameters = [tensor(name, 8, kind="parameter", home=group) for group, name in enumerate("pq")]
+    rows = [takes(1, 0, [0], [2]), takes(1, 1, [1, 2], [3])]
+    step = Step.of(graph_data([*parameters, tensor("t", 1), tensor("u", 1)], rows), gpus(2, memory=12))
+    evaluation = Simulator(step.problem)(ints([0, 0], [0, 1]))
+    assert evaluation.step_seconds.tolist() == [2, 4]
+    assert evaluation.overflow_bytes.tolist() == [6, 0]
+    assert evaluation.cost.tolist() == pytest.approx([4 * (1 + 6 / 24), 4])
+
+
+@given(steps(memory=20), st.sampled_from(ORDERS))
 @settings(max_examples=100)
-def test_costs(drawn: tuple[Step, np.random.Generator]) -> None:
+def test_costs(drawn: tuple[Step, np.random.Generator], order: str) -> None:
+    """One that does not fit costs more than any that fits, and the more it overflows, the more."""
     step, rng = drawn
     placements = random_placements(step.problem, rng, 6)
     simulator = Simulator(step.problem, "program", threads=1)
@@ -456,8 +471,12 @@ def test_costs(drawn: tuple[Step, np.random.Generator]) -> None:
         assert evaluation.step_seconds[row] == expected["step_seconds"]
         if expected["fits"]:
             assert evaluation.cost[row] == expected["step_seconds"]
-        else:
-            assert evaluation.cost[row] >= simulator.failing_seconds
+    launches = np.stack([random_order(step.problem, rng) for _ in placements])
+    for found in (evaluation, simulator(placements, launches), Simulator(step.problem, order, threads=1)(placements)):
+        fits = found.overflow_bytes == 0
+        assert (found.step_seconds <= longest_step_seconds(step.problem) * (1 + 1e-12)).all()
+        assert (found.step_seconds < simulator.failing_seconds).all()  # so no step that fits costs as much
+        assert (found.cost[~fits] > simulator.failing_seconds).all()
     by_overflow = np.argsort(evaluation.overflow_bytes, kind="stable")
     failing = by_overflow[evaluation.overflow_bytes[by_overflow] > 0]
     assert (np.diff(evaluation.cost[failing]) >= 0).all()

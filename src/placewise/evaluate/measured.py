@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NOT_RUN = np.inf  # step seconds of a placement without a measurement
 
-FAILED_COST = 2.0  # times the simulator's failing seconds: as if it overflowed by the memory of all devices
+FAILED_COST = 2.0  # times what a placement that does not fit costs at least: as if it overflowed by all memory
 
 DEVICE_LOST = ("CUDA error",)  # in the message of an error that ends a device's context
 
@@ -94,7 +94,7 @@ class Measurer:
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
         """Returns the evaluation of a batch."""
-        return measure_fitting(self._simulator, placements, orders, self._measure)
+        return measure_fitting(self._simulator, placements, orders, self._measure, self._timeout_seconds)
 
     def _measure(self, placement: Ints, order: Ints) -> Judged:
         """Runs a placement, and returns how it is judged."""
@@ -113,7 +113,7 @@ class Measurer:
 
     def _fail(self, why: str, overflow_bytes: int) -> Judged:
         self._report(f"measurement {self.num_measured} failed: {why}")
-        return judge_failed(self._simulator, overflow_bytes)
+        return judge_failed(self._simulator, overflow_bytes, self._timeout_seconds)
 
     def _wait_for_worker(self, placement: Ints) -> None:
         """Returns when a worker has started: loading its model does not count as measuring."""
@@ -125,11 +125,18 @@ class Measurer:
 
 
 def measure_fitting(
-    simulator: Simulator, placements: Ints, orders: Ints | None, measure: Callable[[Ints, Ints], Judged]
+    simulator: Simulator,
+    placements: Ints,
+    orders: Ints | None,
+    measure: Callable[[Ints, Ints], Judged],
+    longest_seconds: float,
 ) -> Evaluation:
-    """Returns the evaluation of a batch: placements that the simulator finds too large are not run, all others measured."""
+    """Returns the evaluation of a batch: placements that the simulator finds too large are not run, all others measured.
+
+    No measured step takes longer than `longest_seconds`, so one that does not fit costs more.
+    """
     simulated = simulator.simulate(placements, orders, keep_orders=True)
-    predicted = simulator.evaluation(simulated.step_seconds, simulated.peak_bytes)
+    predicted = simulator.evaluation(simulated.step_seconds, simulated.peak_bytes, longest_seconds)
     assert simulated.orders is not None
     rows = []
     for row, placement in enumerate(np.asarray(placements)):
@@ -142,9 +149,9 @@ def measure_fitting(
     return Evaluation(np.array(cost, np.float64), np.array(step_seconds, np.float64), np.array(overflow_bytes, np.int64))
 
 
-def judge_failed(simulator: Simulator, overflow_bytes: int) -> Judged:
-    """Returns how a placement is judged that could not be run."""
-    return FAILED_COST * simulator.failing_seconds, NOT_RUN, overflow_bytes
+def judge_failed(simulator: Simulator, overflow_bytes: int, longest_seconds: float) -> Judged:
+    """Returns how a placement is judged that could not be run; no measured step takes longer than `longest_seconds`."""
+    return FAILED_COST * max(simulator.failing_seconds, longest_seconds), NOT_RUN, overflow_bytes
 
 
 def _one_process(make: MakeEvaluator) -> ProcessPool:

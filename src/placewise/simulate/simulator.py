@@ -16,10 +16,15 @@ from placewise.core.problem import Problem
 from placewise.simulate import kernels, priority
 from placewise.simulate.dependencies import Dependencies, build_dependencies
 from placewise.simulate.flat_problem import FlatProblem, Int32s, copied_tensors, flatten
+from placewise.simulate.longest_step import longest_step_seconds
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.timeline import record_timeline
 
 ORDERS = ("priority", "program")
+
+ROUNDING = 1e-9  # relative, above the rounding error of adding up a step
+
+SHORTEST = 1e-9  # seconds, where no op takes any time
 
 
 class Simulation(NamedTuple):
@@ -50,16 +55,19 @@ class Simulator:
             raise ProblemError(f"threads must be at least 1, it is {self.threads}")
 
     def __call__(self, placements: Ints, orders: Ints | None = None) -> Evaluation:
-        """Returns the evaluation of a batch; a placement that does not fit costs more than `failing_seconds`."""
+        """Returns the evaluation of a batch; a placement that does not fit costs more than any that fits."""
         seconds, peaks, _ = self.simulate(placements, orders)
         return self.evaluation(seconds, peaks)
 
-    def evaluation(self, seconds: Floats, peaks: Ints) -> Evaluation:
-        """Returns the evaluation of placements with these times [batch] and peak bytes [batch, devices]."""
+    def evaluation(self, seconds: Floats, peaks: Ints, least: float = 0.0) -> Evaluation:
+        """Returns the evaluation of placements with these times [batch] and peak bytes [batch, devices].
+
+        One that does not fit costs more than `failing_seconds`, and more than `least`.
+        """
         overflow = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
         total = float(self.problem.cluster.memory_bytes.sum())
-        cost = np.where(overflow > 0, self.failing_seconds * (1.0 + overflow / max(total, 1.0)), seconds)
-        return Evaluation(cost, seconds, overflow)
+        failing = max(self.failing_seconds, least) * (1.0 + overflow / max(total, 1.0))
+        return Evaluation(np.where(overflow > 0, failing, seconds), seconds, overflow)
 
     def simulate(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Simulation:
         """Returns step time and peak memory of placements [batch, groups] in these orders [batch, ops], or in its own."""
@@ -111,8 +119,8 @@ class Simulator:
 
     @cached_property
     def failing_seconds(self) -> float:
-        """What a placement that does not fit costs at least: all ops one after the other, each on its slowest device."""
-        return float(self.problem.op_seconds.max(axis=1, initial=0.0).sum())
+        """What a placement that does not fit costs at least: more than any step takes."""
+        return max(longest_step_seconds(self.problem) * (1 + ROUNDING), SHORTEST)
 
     @cached_property
     def _dependencies(self) -> Dependencies:

@@ -240,11 +240,11 @@ def _go_on_measuring(
 
     captured = replace(captured, step=replace(captured.step, batch=random_batch(captured)))
     runner = Runner(captured, problem, Measure(steps=1, warm_up=1, virtual=dict(options.virtual)), run_steps)
-    simulator = Simulator(problem)
+    simulator, longest_seconds = Simulator(problem), runner.measure.timeout_seconds
 
     def measure(placement: "Ints", order: "Ints") -> "Judged":
         seconds = float(runner(placement[None], order[None]).step_seconds[0])
-        return (seconds, seconds, 0) if np.isfinite(seconds) else judge_failed(simulator, 1)
+        return (seconds, seconds, 0) if np.isfinite(seconds) else judge_failed(simulator, 1, longest_seconds)
 
     with TemporaryDirectory() as folder:
         path = f"{folder}/plan.json"
@@ -254,7 +254,9 @@ def _go_on_measuring(
         request = Request(request.strategy, settings, budget, measure=runner.measure)
         return unless_stopped(
             Planner(problem, request).search(
-                evaluator=lambda placements, orders=None: measure_fitting(simulator, placements, orders, measure)
+                evaluator=lambda placements, orders=None: measure_fitting(
+                    simulator, placements, orders, measure, longest_seconds
+                )
             )
         )
 

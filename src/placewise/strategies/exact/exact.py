@@ -7,10 +7,9 @@ import numpy as np
 
 from placewise.bounds.best_bound import bound
 from placewise.core.arrays import Ints
-from placewise.core.cluster import copy_seconds
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
-from placewise.simulate.flat_problem import unique_reads
+from placewise.simulate.longest_step import longest_step_seconds
 from placewise.strategies.exact.constraint_program import ConstraintProgram, import_solver
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import single_placements
@@ -46,7 +45,7 @@ class Exact:
         if best.is_proved:
             yield best.again("optimal")
             return
-        program, seed = ConstraintProgram(problem, longest_seconds(problem)), int(rng.integers(2**31))
+        program, seed = ConstraintProgram(problem, longest_step_seconds(problem)), int(rng.integers(2**31))
         spent, effort, status = 0.0, self.first_effort, "unknown"
         while spent < self.effort and status in ("unknown", "feasible"):
             answer = solve(program, min(effort, self.effort - spent), seed, best.hint)
@@ -108,16 +107,6 @@ class Answer(NamedTuple):
     bound_seconds: float
     placement: Ints | None  # [groups]
     order: Ints | None  # [ops]
-
-
-def longest_seconds(problem: Problem) -> float:
-    """Returns a time that no step exceeds: all ops and all copies, each at its slowest, one after the other."""
-    _, tensors = unique_reads(problem.graph.ops.reads)
-    cluster, read = problem.cluster, np.unique(tensors)
-    slowest = copy_seconds(problem.graph.tensors.nbytes[read], cluster.latency_seconds.max(), cluster.bytes_per_second.min())
-    copies = (slowest.sum() + cluster.dispatch_seconds * len(read)) * (problem.num_devices - 1)
-    ops = np.where(problem.allowed[problem.op_groups], problem.op_seconds, 0.0).max(axis=1, initial=0.0)
-    return float(ops.sum() + problem.num_ops * cluster.dispatch_seconds + copies)
 
 
 def solve(program: ConstraintProgram, effort: float, seed: int, hint: tuple[Ints, Ints] | None) -> Answer:
