@@ -136,6 +136,22 @@ def test_workers_killed_between_batches_are_replaced() -> None:
         assert_same(pool(placements), Sums()(placements))
 
 
+def test_a_stopped_worker_is_replaced(tmp_path: Path) -> None:
+    """It is alive, but would never answer. The others give signs of life, however long they work."""
+    thread = killer(tmp_path, end=lambda pid: os.kill(pid, signal.SIGSTOP))
+    placements = np.arange(12).reshape(12, 1)
+    with ProcessPool(Dying(tmp_path, times=1), 2, attempts=99, silent_seconds=1.0) as pool:
+        before = pool.process_ids
+        assert_same(pool(placements), Sums()(placements))
+        assert len(set(before) - set(pool.process_ids)) >= 1
+        idle = pool.process_ids[0]
+        os.kill(idle, signal.SIGSTOP)
+        assert_same(pool(placements), Sums()(placements))
+        assert idle not in pool.process_ids
+    (tmp_path / "pipe").write_text("stop")
+    thread.join()
+
+
 class InMemory(Pool[int]):
     """A pool of workers that are numbers; those in `dying` die as soon as they have said that they have started."""
 

@@ -1,6 +1,7 @@
 """Evaluating on Ray changes no result: on two nodes, with a worker killed and with a node lost in the middle."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -103,6 +104,17 @@ def test_a_killed_worker_is_replaced_and_its_part_evaluated_again(cluster: Any, 
         with pytest.raises(PlacewiseError, match="2 workers died evaluating placements 6 to 11 of a batch"):
             pool(placements)
         assert_same(pool(placements[:9]), Sums()(placements[:9]))
+    (tmp_path / "pipe").write_text("stop")
+    thread.join()
+
+
+@needs_ray
+def test_a_stopped_worker_is_replaced(cluster: Any, tmp_path: Path) -> None:
+    thread = killer(tmp_path, end=lambda pid: os.kill(pid, signal.SIGSTOP))
+    placements = np.arange(12).reshape(12, 1)
+    with RayPool(Dying(tmp_path, times=1), 2, cluster.address, attempts=99, silent_seconds=1.0) as pool:
+        assert_same(pool(placements), Sums()(placements))
+    assert len(list(tmp_path.glob("death-*"))) == 1
     (tmp_path / "pipe").write_text("stop")
     thread.join()
 

@@ -4,21 +4,23 @@
 once, then part after part; it answers each with its evaluation.
 """
 
+import math
 import mmap
 import os
 import pickle
 import subprocess
 import sys
+import time
 import traceback
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from multiprocessing.connection import Connection, Pipe, wait
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Generic, NamedTuple, NoReturn, Self, TypeVar, final
 
 import numpy as np
@@ -32,11 +34,20 @@ PARTS_PER_WORKER = 2  # a worker that is slow or dies holds up half of its share
 
 START_SECONDS = 300.0  # how long to wait for a first worker, e.g. for a free CPU in a cluster
 
-SERVE = "import sys; sys.path[:] = sys.argv[3:]; from placewise.evaluate.pool import serve; serve(*map(int, sys.argv[1:3]))"
+SILENT_SECONDS = 60.0  # without a sign of life: a worker is stopped (SIGSTOP), frozen or starved, and is replaced
+
+PULSES = 20  # signs of life in that time
+
+SERVE = (
+    "import sys; sys.path[:] = sys.argv[4:]; from placewise.evaluate.pool import serve; "
+    "serve(*map(int, sys.argv[1:3]), float(sys.argv[3]))"
+)
 
 MakeEvaluator = Callable[[], Evaluator]
 
 Answer = Evaluation | Exception | None  # None: the worker has started; an exception is for the caller to raise
+
+PULSE = "pulse"  # what a worker sends now and then, to show that it is alive
 
 Handle = TypeVar("Handle")  # what a pool knows a worker by
 
@@ -263,12 +274,13 @@ def _cut(placements: Ints, orders: Ints | None, most: int) -> list[slice]:
 # --- processes of this machine ---
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class WorkerProcess:
-    """A worker's process, and the connection to it."""
+    """A worker's process, the connection to it, and when it last sent something."""
 
     process: subprocess.Popen[bytes]
-    connection: "Connection[bytes, Answer]"
+    connection: "Connection[bytes, Answer | str]"
+    heard: float = field(default_factory=time.monotonic)
 
 
 @final
@@ -277,13 +289,15 @@ class ProcessPool(Pool[WorkerProcess]):
 
     `make` must be picklable, from a module that can be imported. A worker is a fresh interpreter, neither a fork (threads of
     numba or torch in this process may hold locks) nor a child of multiprocessing (which would run the caller's script
-    again). The terminal's Ctrl-C does not reach it, and it ends when this process does, however that ends.
+    again). The terminal's Ctrl-C does not reach it, and it ends when this process does, however that ends. One that gives no
+    sign of life for `silent_seconds` is replaced as if it had died; how long it works on a part does not matter.
     """
 
-    def __init__(self, make: MakeEvaluator, workers: int, attempts: int = 3) -> None:
+    def __init__(self, make: MakeEvaluator, workers: int, attempts: int = 3, silent_seconds: float = SILENT_SECONDS) -> None:
         if workers < 1:
             raise InputError(f"workers must be at least 1, there are {workers}")
         super().__init__(workers, attempts)
+        self._silent_seconds = silent_seconds
         self._factory = os.memfd_create("placewise-factory")
         self._release = weakref.finalize(self, _release, self._handles, self._factory)
         with open(self._factory, "wb", closefd=False) as file:
@@ -305,7 +319,7 @@ class ProcessPool(Pool[WorkerProcess]):
         fds = (theirs.fileno(), self._factory)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, *map(str, fds), *sys.path],
+                [sys.executable, "-c", SERVE, *map(str, fds), str(self._silent_seconds / PULSES), *sys.path],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is the caller's
                 pass_fds=fds,
@@ -320,8 +334,20 @@ class ProcessPool(Pool[WorkerProcess]):
     def _receive(
         self, workers: Sequence[WorkerProcess], seconds: float | None
     ) -> list[tuple[WorkerProcess, Answer | Death]]:
-        ready = wait([worker.connection for worker in workers], seconds)
-        return [(worker, _receive_from(worker)) for worker in workers if worker.connection in ready]
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            patience = min(until - time.monotonic(), self._silent_seconds)
+            ready = wait([worker.connection for worker in workers], max(patience, 0.0))
+            now = time.monotonic()
+            found = [(worker, _receive_from(worker)) for worker in workers if worker.connection in ready]
+            for worker, _ in found:
+                worker.heard = now
+            answers = [(worker, answer) for worker, answer in found if not isinstance(answer, str)]
+            for worker in workers:
+                if worker.connection not in ready and now - worker.heard > self._silent_seconds:
+                    answers.append((worker, Death(f"process {worker.process.pid} gave no sign of life")))
+            if answers or now >= until:
+                return answers
 
     def _find_death(self, worker: WorkerProcess) -> Death | None:
         code = worker.process.poll()
@@ -331,7 +357,8 @@ class ProcessPool(Pool[WorkerProcess]):
         _end(worker)
 
 
-def _receive_from(worker: WorkerProcess) -> Answer | Death:
+def _receive_from(worker: WorkerProcess) -> Answer | Death | str:
+    """Returns the next thing that a worker has sent: an answer, or a pulse; or how it died."""
     try:
         return worker.connection.recv()
     except (EOFError, OSError):
@@ -376,6 +403,9 @@ class PartEvaluator:
         except Exception as error:
             return _presentable(error)
 
+    def pulse(self) -> None:
+        """Shows that the worker is alive, for those that can be called while they answer."""
+
 
 def _load(factory: bytes) -> MakeEvaluator:
     try:
@@ -388,15 +418,16 @@ def _load(factory: bytes) -> MakeEvaluator:
     return make
 
 
-def serve(connection_fd: int, factory_fd: int) -> None:
+def serve(connection_fd: int, factory_fd: int, pulse_seconds: float) -> None:
     """Answers the parts that come over a connection; ends when that is closed, even in the middle of a part."""
-    connection, parts = Connection(connection_fd), SimpleQueue[bytes]()
+    connection, parts, lock = Connection(connection_fd), SimpleQueue[bytes](), Lock()
     Thread(target=_listen, args=(connection, parts), daemon=True).start()
+    Thread(target=_pulse, args=(connection, lock, pulse_seconds), daemon=True).start()
     with mmap.mmap(factory_fd, 0, access=mmap.ACCESS_READ) as file:  # one file for all workers
         evaluator = PartEvaluator(bytes(file))
     while True:
         answer = evaluator.answer(pickle.loads(parts.get()))
-        with suppress(OSError):  # the other end is closed: the listener ends this process
+        with suppress(OSError), lock:  # the other end is closed: the listener ends this process
             connection.send(answer)
 
 
@@ -407,6 +438,15 @@ def _listen(connection: "Connection[Answer, bytes]", parts: "SimpleQueue[bytes]"
             parts.put(connection.recv_bytes())
     except (EOFError, OSError):
         os._exit(0)
+
+
+def _pulse(connection: "Connection[Answer | str, bytes]", lock: Lock, seconds: float) -> None:
+    """Shows now and then that this process is alive."""
+    with suppress(OSError):
+        while True:
+            time.sleep(seconds)
+            with lock:
+                connection.send(PULSE)
 
 
 def _presentable(error: Exception) -> Exception:

@@ -1,14 +1,26 @@
 """A pool of actors on a Ray cluster."""
 
+import math
 import os
 import pickle
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from placewise.core.errors import InputError, PlacewiseError
-from placewise.evaluate.pool import START_SECONDS, Answer, Death, MakeEvaluator, Part, PartEvaluator, Pool
+from placewise.evaluate.pool import (
+    PULSES,
+    SILENT_SECONDS,
+    START_SECONDS,
+    Answer,
+    Death,
+    MakeEvaluator,
+    Part,
+    PartEvaluator,
+    Pool,
+)
 
 CONNECT_SECONDS = 10.0
 
@@ -17,10 +29,13 @@ QUIET = {"log_to_driver": False, "configure_logging": False}
 
 @dataclass(eq=False)
 class Actor:
-    """A worker somewhere in the cluster, and the answer that it owes."""
+    """A worker somewhere in the cluster, the answer that it owes, and the sign of life that it was asked for."""
 
     handle: Any
     answer: Any = None  # an object reference; None: it owes none
+    has_started: bool = False
+    pulse: Any = None  # an object reference; None: it was not asked, or has answered
+    asked: float = 0.0  # when it was asked
 
 
 @final
@@ -30,7 +45,8 @@ class RayPool(Pool[Actor]):
     `address` names an existing cluster ("auto" finds one on this machine); without it, a cluster is started on this machine
     and shut down by `close`. If this process is already connected to a cluster, that one is used and stays connected. There
     are `workers` actors of one CPU each, by default as many as the cluster has CPUs; with `one_per_machine` each has a
-    machine of its own, and by default every machine has one.
+    machine of its own, and by default every machine has one. An actor that gives no sign of life for `silent_seconds` is
+    replaced as if it had died.
     """
 
     def __init__(
@@ -40,6 +56,7 @@ class RayPool(Pool[Actor]):
         address: str | None = None,
         attempts: int = 3,
         one_per_machine: bool = False,
+        silent_seconds: float = SILENT_SECONDS,
     ) -> None:
         if workers is not None and workers < 1:
             raise InputError(f"workers must be at least 1, there are {workers}")
@@ -48,10 +65,11 @@ class RayPool(Pool[Actor]):
         except ImportError:
             raise InputError("Ray is not installed: pip install 'placewise[ray]'") from None
         self._ray: Any = ray
+        self._silent_seconds = silent_seconds
         self._connects = not self._ray.is_initialized()
         if self._connects:
             self._connect(workers, address)
-        options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 2}
         self._places: Any = None  # the placement group with a place on each machine; None: actors may be anywhere
         if one_per_machine:
             workers = self._reserve(workers)
@@ -111,14 +129,33 @@ class RayPool(Pool[Actor]):
 
     def _receive(self, workers: Sequence[Actor], seconds: float | None) -> list[tuple[Actor, Answer | Death]]:
         owed = {worker.answer: worker for worker in workers if worker.answer is not None}
-        ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=seconds)
-        return [(owed[answer], self._receive_from(owed[answer])) for answer in ready]
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while True:
+            patience = max(min(until - time.monotonic(), self._silent_seconds / PULSES), 0.0)
+            ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=patience)
+            answers = [(owed[answer], self._receive_from(owed[answer])) for answer in ready]
+            answers = answers or [
+                (worker, Death("an actor gave no sign of life")) for worker in filter(self._is_silent, workers)
+            ]
+            if answers or time.monotonic() >= until:
+                return answers
+
+    def _is_silent(self, worker: Actor) -> bool:
+        """Asks an actor for a sign of life, if it was not asked; returns whether it has owed one for too long."""
+        if worker.pulse is not None and self._ray.wait([worker.pulse], timeout=0)[0]:
+            worker.pulse = None
+        if not worker.has_started or worker.answer is None:
+            return False
+        if worker.pulse is None:
+            worker.pulse, worker.asked = worker.handle.pulse.remote(), time.monotonic()
+        return time.monotonic() - worker.asked > self._silent_seconds
 
     def _receive_from(self, worker: Actor) -> Answer | Death:
         owed, worker.answer = worker.answer, None
         lost = self._ray.exceptions
         try:
             answer: Answer = self._ray.get(owed)
+            worker.has_started = True
             return answer
         except (lost.RayActorError, lost.WorkerCrashedError, lost.NodeDiedError, lost.ObjectLostError) as error:
             return Death(str(error).strip().partition("\n")[0])
