@@ -25,6 +25,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("measure",),
     ("evaluate",),
     ("search",),
+    ("training",),
     ("report",),
     ("experiments",),
     ("cli",),
@@ -42,7 +43,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "rich": ("cli/progress.py", "report/terminal_text.py"),
     "shtab": ("cli/",),
     "torch": (
-        "graph_capture/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",
+        "graph_capture/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/", "training/",
         "evaluate/measured", "experiments/bench/", "experiments/training_setups/", "cli/tensorboard_curves.py",
     ),
     "transformers": ("graph_capture/", "zoo/", "experiments/training_setups/"),

@@ -10,6 +10,7 @@ PlacewiseError
 │   ├── ModelError          a model's name or its options
 │   ├── CaptureError        a step that can't be recorded
 │   ├── ExecutionError      a plan, a step or a batch that can't run on this machine
+│   │   └── StepChanged     the model or the optimizer is not what it was when the step was captured
 │   ├── StrategyError       a strategy's name or its parameters, or a strategy that can't solve this problem
 │   └── StoreError          a damaged run file, or a run that another process is writing
 ├── WorkerDied              worker processes have died too often (exit code 1)
@@ -55,6 +56,10 @@ class CaptureError(InputError):
 
 class ExecutionError(InputError):
     """A plan, a step or a batch can't run on this machine."""
+
+
+class StepChanged(ExecutionError):
+    """The model or the optimizer has changed so that its step is another one than the captured step."""
 
 
 class StrategyError(InputError):

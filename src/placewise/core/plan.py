@@ -53,6 +53,9 @@ class Plan:
             lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"Plan({len(self.placement):,} groups: {str(self).splitlines()[0]})"
+
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
         """Returns the plan in a file; a PlanError names the file, the field and the rule that does not hold."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,12 @@ class CapturedStep:
 
     def __repr__(self) -> str:
         return f"CapturedStep({self.graph!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # what copy, deepcopy and pickle call
+        raise CaptureError(
+            "a captured step can't be copied or pickled, because it holds your model and optimizer: save the plan (plan.save), "
+            "and capture again where it is run"
+        )
 
 
 def capture(

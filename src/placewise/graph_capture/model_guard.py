@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from placewise.core.errors import CaptureError, ExecutionError
+from placewise.core.errors import CaptureError, StepChanged
 from placewise.graph_capture.module_attributes import INTERNAL, read_names
 
 
@@ -48,7 +48,7 @@ class ModelGuard:
         self._values = [settings[key] for settings, key, _ in self._settings]
 
     def check(self) -> None:
-        """Raises an ExecutionError if the model's step is not the recorded one any more."""
+        """Raises StepChanged if the model's step is not the recorded one any more."""
         present = [children.get(key) for children, key in self._children]
         if not all(map(is_, present, self._found)):
             changed = next(i for i, module in enumerate(present) if module is not self._found[i])
@@ -70,8 +70,8 @@ class ModelGuard:
             )
 
 
-def _changed(what: str) -> ExecutionError:
-    return ExecutionError(f"{what}, and the captured step was another one: undo it, or capture and compile the step again")
+def _changed(what: str) -> StepChanged:
+    return StepChanged(f"{what}, and the captured step was another one: undo it, or capture and compile the step again")
 
 
 def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from placewise.core.cluster import Cluster, as_cluster
-from placewise.core.contracts import Evaluator
+from placewise.core.contracts import Evaluator, Strategy
 from placewise.core.errors import InputError, NothingFits
 from placewise.core.graph import Graph, as_graph
 from placewise.core.grouping import COLOCATED
@@ -45,6 +45,7 @@ class Planner:
     workers: int | None = None
     ray: str | None = None
     on_failure: Callable[[str], None] = lambda line: None  # gets a line for each measurement that fails
+    strategy: Strategy | None = None  # in place of the one that the request names
 
     def evaluator(self) -> AbstractContextManager[Evaluator]:
         """Opens the evaluator that the request asks for: one that simulates, or one that measures."""
@@ -76,7 +77,7 @@ class Planner:
                 return found
             outcome = search(
                 self.problem,
-                make(self.request.strategy, dict(self.request.settings)),
+                self.strategy or make(self.request.strategy, dict(self.request.settings)),
                 judge,
                 budget=self.request.budget,
                 seed=self.request.seed,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import StepChanged
 from placewise.graph_capture.program import Slot
 from placewise.run.codegen.source import Source
 from placewise.run.lower.resolved_program import ResolvedProgram, written_slots
@@ -12,7 +12,7 @@ Key = tuple[Slot, int]  # a value of the host, and how often the step has change
 
 
 def _refuse(subject: str) -> None:
-    raise ExecutionError(f"{subject} has changed so that the step is another one: capture and compile the step again")
+    raise StepChanged(f"{subject} has changed so that the step is another one: capture and compile the step again")
 
 
 class HostArithmetic:

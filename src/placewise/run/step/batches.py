@@ -1,6 +1,6 @@
 """Batches: one that is like the example is taken apart into tensors, any other is refused."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,23 @@ def batch_tensors(example: Any, given: Any, path: str = "batch") -> Iterator[tup
             yield from batch_tensors(entry, given[i], f"{path}[{i}]")
     elif type(given) is not type(example) or given != example:
         raise ExecutionError(f"{path}: the step was captured with {_describe(example)}, got {_describe(given)}")
+
+
+def signature_of(value: Any) -> Hashable:
+    """Returns what two batches have in common that the same step can take: structure, shapes and types."""
+    if isinstance(value, Tensor):
+        repeats = tuple(stride == 0 and size > 1 for stride, size in zip(value.stride(), value.shape, strict=True))
+        return (*_kind(value), repeats if any(repeats) else ())
+    if isinstance(value, Mapping):
+        return ("dict", *[(key, signature_of(entry)) for key, entry in value.items()])
+    if isinstance(value, (list, tuple)):
+        return ("list", *map(signature_of, value))
+    return (type(value), value)
+
+
+def describe_batch(batch: Any) -> str:
+    """Returns the shapes and types of a batch, for people."""
+    return " and ".join(_describe(tensor) for _, tensor in batch_tensors(batch, batch)) or "a batch without tensors"
 
 
 def real_batch(example: Any, given: Any) -> dict[str, Tensor]:

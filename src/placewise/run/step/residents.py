@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import ExecutionError, StepChanged
 from placewise.graph_capture.program import Resident, Slot
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.backends.protocol import Streams
@@ -102,7 +102,7 @@ class Residents:
             if resident.kind in ("parameter", "buffer"):
                 owner, key = self._owners.get(resident.name, ({}, ""))
                 if owner.get(key) is None:
-                    raise ExecutionError(f"the model has no {resident.name} any more: capture and compile the step again")
+                    raise StepChanged(f"the model has no {resident.name} any more: capture and compile the step again")
                 _check_type(resident, owner[key])
 
     def _make_state(self) -> None:
@@ -210,7 +210,7 @@ def _check_type(resident: Resident, tensor: Tensor) -> None:
     assert resident.like is not None
     if tensor.dtype != resident.like.dtype:
         now, captured = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, resident.like.dtype))
-        raise ExecutionError(
+        raise StepChanged(
             f"{resident.name} is {now} now, the step was captured with {captured}: make it {captured} again, or capture and "
             "compile the step again"
         )

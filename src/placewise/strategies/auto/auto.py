@@ -88,6 +88,13 @@ class Auto:
             first = [*best_first(coarse)[: max(self.chains - 1, 1)], *starts]
             yield from self._rounds(pool, chains.result(), first, rng)
 
+    def walk_from(
+        self, model: Simulator, starts: list[Candidate], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
+        """Yields the candidates and the notes of each round of walks from these starts, without end."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            yield from self._rounds(pool, Chains(model, rng.integers(1, 2**63, self.chains)), starts, rng)
+
     def _rounds(
         self, pool: ThreadPoolExecutor, chains: Chains, starts: list[Candidate], rng: np.random.Generator
     ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
