@@ -49,8 +49,8 @@ class CapturedStep:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:  # what copy, deepcopy and pickle call
         raise CaptureError(
-            "a captured step can't be copied or pickled, because it holds your model and optimizer: save the plan (plan.save), "
-            "and capture again where it is run"
+            "a captured step can't be copied or pickled, because it holds your model and optimizer: save the plan "
+            "(plan.save), and capture again where it is run"
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from placewise.core.carried_placements import carry_over
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.contracts import Evaluator, Strategy
 from placewise.core.errors import InputError, NothingFits
@@ -28,6 +29,7 @@ from placewise.search.store import Run, RunFile, check_recorded
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
+from placewise.strategies.auto.continued import Continued
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -151,6 +153,7 @@ def place(
     ray: str | None = None,
     run_file: str | Path | None = None,
     measure: Measure | bool | None = None,
+    start: "tuple[CapturedStep | Graph, Plan] | None" = None,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
 
@@ -158,6 +161,7 @@ def place(
     found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With `measure` (True is
     `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
     With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
+    `start` is a similar step and its plan (another batch size, the same model's forward pass): `auto` begins there.
     """
     graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
     _check("a string", str, strategy=strategy, grouping=grouping)
@@ -171,8 +175,20 @@ def place(
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     captured = None if isinstance(step, Graph) else step
-    planner = Planner(problem, request, find_bound(problem), captured, workers, ray)
+    continued = None
+    if start is not None:
+        if strategy != DEFAULT_STRATEGY or run_file is not None or measure is not None:
+            raise InputError("start is for the strategy auto, without a run file and without measuring")
+        continued = continue_from(problem, as_graph(start[0]), start[1])
+    planner = Planner(problem, request, find_bound(problem), captured, workers, ray, strategy=continued)
     return planner.plan(planner.search(record=run_file))
+
+
+def continue_from(problem: Problem, graph: Graph, plan: Plan) -> Continued:
+    """Returns a search that begins at the plan of a similar graph, carried over by the names of ops and modules."""
+    placement = problem.contract(carry_over(graph, plan.placement, problem.graph))
+    is_same = plan.order is not None and graph.ops.names == problem.graph.ops.names
+    return Continued(placement, np.array(plan.order, np.int64) if is_same else None)
 
 
 def find_bound(problem: Problem, seconds: float | None = None) -> "Bound | None":

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from placewise.core.carried_placements import carry_over
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError, InputError, StepChanged
 from placewise.core.plan import Plan
@@ -22,7 +21,7 @@ from placewise.run.step.batches import describe_batch, signature_of
 from placewise.run.step.compiling import compile_plan
 from placewise.run.step.train_step import TrainStep
 from placewise.search.budget import DEFAULT_SECONDS, Budget
-from placewise.search.planner import Planner
+from placewise.search.planner import Planner, continue_from
 from placewise.search.request import Request
 from placewise.strategies.auto.continued import Continued
 
@@ -162,18 +161,13 @@ class PlannedSteps:
         problem = Problem.of(captured.graph, self.cluster)
         request = Request(budget=_budget(self._seconds, PATIENCE), seed=self._seed, cluster=self.cluster.name)
         earlier = self._plans.get(key) or next(reversed(self._plans.values()), None)
-        strategy = None
-        if earlier is not None or problem.num_devices == 1:
-            placement = tuple([self.cluster.device_names[0]] * captured.graph.num_groups)
-            order = None
-            if earlier is not None:
-                step, plan = earlier
-                placement = carry_over(step.graph, plan.placement, captured.graph)
-                is_same = plan.order is not None and step.graph.ops.names == captured.graph.ops.names
-                order = np.array(plan.order, np.int64) if is_same else None
-            strategy = Continued(problem.contract(placement), order)
-            seconds = 0.0 if problem.num_devices == 1 else min(self._seconds, NEXT_SECONDS)
-            request = replace(request, budget=_budget(seconds, NEXT_PATIENCE))
+        strategy: Continued | None = None
+        if problem.num_devices == 1:
+            strategy = Continued(np.zeros(problem.num_groups, np.int64))
+            request = replace(request, budget=Budget(1))
+        elif earlier is not None:
+            strategy = continue_from(problem, earlier[0].graph, earlier[1])
+            request = replace(request, budget=_budget(min(self._seconds, NEXT_SECONDS), NEXT_PATIENCE))
         planner = Planner(problem, request, strategy=strategy)
         return planner.plan(planner.search())
 
