@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from placewise.cli import make_parser
+from placewise.cli.parser import make_parser
 
 HERE = "<!-- the help of every command -->"
 LIST_BEHIND_TEXT = re.compile(r"^((?![-|#>\s]|\d+\. ).+\n)(?=- |1\. )", re.MULTILINE)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import placewise as pw
-from placewise.cli import COMMANDS, main
+from placewise.cli import main
+from placewise.cli.parser import COMMANDS
 from placewise.core.cluster import Device
 from placewise.experiments.bench import find_benchmarks
 from placewise.strategies import FAMILIES, STRATEGIES

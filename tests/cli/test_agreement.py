@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from command_line import refused, write_tiny_files
 
-from placewise.cli import main, make_parser
+from placewise.cli import main
+from placewise.cli.parser import make_parser
 
 DAY = "place compare simulate bound detect profile run report runs resume models clusters strategies capture info import"
 

@@ -186,8 +186,9 @@ def test_one_evaluation_is_no_evaluations(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Line, "is_due", property(stop))
-    assert main(place(graph, "--set", f"batch={batch}", strategy="random")) == 0
-    assert f"stopped after {spent}: this is the best so far" in capsys.readouterr().out
+    for options in ([], ["--json"], ["--quiet"]):  # standard error says it, whatever standard output has
+        assert main(place(graph, "--set", f"batch={batch}", *options, strategy="random")) == 0
+        assert f"stopped after {spent}: this is the best so far; with --run-file" in capsys.readouterr().err
 
 
 def test_a_plan_has_the_bound_and_its_gap(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:

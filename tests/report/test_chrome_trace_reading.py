@@ -45,6 +45,9 @@ def test_a_trace_is_read_back(tmp_path: Path) -> None:
         ({"args": {"op": 2}}, "slice 'b.mm': args.op must be a whole number below 2, got 2"),
         ({"args": {"op": "1"}}, "slice 'b.mm': args.op must be a whole number below 2, got '1'"),
         ({"pid": 9}, "slice 'b.mm': pid must name a device, one of gpu:0, gpu:1, got 9"),
+        ({"pid": [1]}, "slice 'b.mm': pid must name a device, one of gpu:0, gpu:1, got a list"),
+        ({"pid": {}}, "slice 'b.mm': pid must name a device, one of gpu:0, gpu:1, got a dict"),
+        ({"pid": None}, "slice 'b.mm': pid must name a device, one of gpu:0, gpu:1, got null"),
         ({"ts": None}, "slice 'b.mm': ts must be microseconds, got null"),
         ({"dur": -1}, "slice 'b.mm': dur must be at least 0, got -1.0"),
     ],
@@ -57,6 +60,18 @@ def test_a_wrong_trace_is_refused(change: dict[str, Any], rule: str, tmp_path: P
     with pytest.raises(InputError) as error:
         read_measured(path, problem)
     assert str(error.value) == f"{path}: {rule}"
+
+
+@pytest.mark.parametrize("pid", [[1], {}, None, 1e99, True])
+def test_processes_with_odd_numbers_are_left_out(pid: Any, tmp_path: Path) -> None:
+    problem = two().problem
+    path, data = events(problem, tmp_path)
+    data["traceEvents"].append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "odd"}})
+    data["traceEvents"].append({"ph": "M", "name": "process_name", "pid": pid, "args": [pid]})
+    if pid is True:  # which is 1 for Python, and so names the second device
+        data["traceEvents"] = [*data["traceEvents"][-2:], *data["traceEvents"][:-2]]
+    path.write_text(json.dumps(data))
+    assert read_measured(path, problem).ops.tolist() == [0, 1]
 
 
 def test_a_trace_of_another_graph_is_refused(tmp_path: Path) -> None:

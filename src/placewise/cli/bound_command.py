@@ -66,15 +66,15 @@ def _data(problem: "Problem", found: "Bound", single: tuple[str, float] | None) 
 
 def _print(problem: "Problem", found: "Bound", single: tuple[str, float] | None, is_checked: bool) -> None:
     from placewise.core.quantities import format_seconds
-    from placewise.report.terminal_text import bold, table
+    from placewise.report.terminal_text import printable, problem_heading, table
 
     limit = format_seconds(found.seconds)
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: no placement has a step below {limit}\n")
+    print(f"{problem_heading(problem)}: no placement has a step below {limit}\n")
     rows = [(part.name, format_seconds(part.seconds), "<- best" if part.name == found.name else "") for part in found.parts]
     print(table(("bound", "seconds", ""), rows))
-    print(f"\nThe limit is {_limit(found)}.")
+    print(f"\nThe limit is {printable(_limit(found))}.")
     if single is not None:
-        print(_compare_one_device(single, found.seconds))
+        print(printable(_compare_one_device(single, found.seconds)))
     if is_checked:
         print("All certificates were checked.")
 

@@ -126,7 +126,7 @@ def _print_comparison(
     problem: "Problem", rows: list[dict[str, Any]], bound: "Bound | None", options: argparse.Namespace
 ) -> None:
     from placewise.core.quantities import format_seconds
-    from placewise.report.terminal_text import bold, table
+    from placewise.report.terminal_text import problem_heading, table
     from placewise.search.planner import gap_of
 
     lowest = min([row["best_seconds"] for row in rows if row["best_seconds"] is not None], default=None)
@@ -139,9 +139,7 @@ def _print_comparison(
         head = {"graph": problem.graph.name, "cluster": problem.cluster.name, "seeds": options.seeds}
         print_json({**head, "bound_seconds": None if bound is None else bound.seconds, "rows": rows})
         return
-    print(
-        f"{bold(problem.graph.name)} on {problem.cluster.name}, {options.order} order, {format_count(options.seeds, 'seed')}"
-    )
+    print(f"{problem_heading(problem)}, {options.order} order, {format_count(options.seeds, 'seed')}")
     if bound is not None:
         print(f"no placement has a step below {format_seconds(bound.seconds)}")
     print()

@@ -15,6 +15,6 @@ def add_completion(commands: Any) -> None:
 def _complete(options: argparse.Namespace) -> None:
     import shtab
 
-    from placewise.cli import make_parser
+    from placewise.cli.parser import make_parser
 
     print(shtab.complete(make_parser(), shell=options.shell))

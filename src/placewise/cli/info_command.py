@@ -40,10 +40,10 @@ def _info(options: argparse.Namespace) -> None:
 
 def _print_info(name: str, facts: Any, by_device: dict[str, float], options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_bytes, format_seconds, format_with_prefix
-    from placewise.report.terminal_text import bold, table
+    from placewise.report.terminal_text import bold, printable, table
 
     where = f"each op on its fastest device of {options.cluster}" if by_device else "a device of 10 Tflop/s and 500 GB/s"
-    print(bold(name or options.model))
+    print(bold(printable(name or options.model)))
     print(f"{facts.num_ops:,} ops in {facts.num_groups:,} groups, {facts.num_tensors:,} tensors")
     print(f"{format_with_prefix(facts.flops)}flop, {format_bytes(facts.nbytes_moved)} moved")
     print(

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ def print_json(data: Any) -> None:
 
 
 def warn(line: str) -> None:
-    """Prints a line on standard error."""
-    print(f"placewise: {line}", file=sys.stderr)
+    """Prints a line on standard error, whatever characters its names have."""
+    from placewise.report.terminal_text import printable
+
+    with suppress(OSError):  # nobody can be told that standard error can't be written
+        print(f"placewise: {printable(line)}", file=sys.stderr)
 
 
 def how_to_continue(options: argparse.Namespace) -> str:

@@ -84,7 +84,7 @@ def _facts(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argp
 
 def _print(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argparse.Namespace) -> None:
     from placewise.core.quantities import format_seconds, format_with_prefix
-    from placewise.report.terminal_text import table
+    from placewise.report.terminal_text import printable, table
 
     profile, sums = found.profile, _op_sums(graph, cluster)
     took = f"{found.num_signatures:,} signatures of {len(graph.ops):,} ops, measured in {found.seconds:.1f} s"
@@ -109,4 +109,4 @@ def _print(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argp
     if found.failures:
         print(f"\n{len(found.failures)} signatures could not be measured and keep their roofline time:")
         for device, signature, why in found.failures[:SHOWN_FAILURES]:
-            print(f"  {device}: {signature}: {why}")
+            print(printable(f"  {device}: {signature}: {why}"))

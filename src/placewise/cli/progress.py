@@ -65,7 +65,9 @@ def draw_line(shown: Shown, width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    text = Text(shown.text)
+    from placewise.report.terminal_text import printable
+
+    text = Text(printable(shown.text))
     text.truncate(width, overflow="ellipsis")
     columns = next((bar for bar in BARS if bar + 1 + len(text) < width), 0)
     if shown.share is None or not columns:

@@ -155,11 +155,11 @@ def _result(found: Any, predicted: Any, has_gpu: bool, num_recorded_ops: int) ->
 
 def _print(result: dict[str, Any], problem: Any) -> None:
     from placewise.core.quantities import format_bytes, format_seconds
-    from placewise.report.terminal_text import bold, table
+    from placewise.report.terminal_text import bold, printable, problem_heading, table
 
     step, predicted = result["step_seconds"], result["predicted_seconds"]
     error = f" ({predicted / step - 1:+.0%})" if step else ""
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(step))} a step, ", end="")
+    print(f"{problem_heading(problem)}: {bold(format_seconds(step))} a step, ", end="")
     print(f"median of {len(result['steps'])}; predicted {format_seconds(predicted)}{error}")
     if not result["fits"]:
         over = [(device, result["overflow_bytes"][device.name]) for device in problem.cluster.devices]
@@ -168,7 +168,7 @@ def _print(result: dict[str, Any], problem: Any) -> None:
             for device, n in over
             if n
         ]
-        print(f"the plan does not fit: {', '.join(needs)}")
+        print(printable(f"the plan does not fit: {', '.join(needs)}"))
     if result["host_seconds_per_launch"] is not None:
         graphs = f", {result['launched_by_graphs']:,} of them in CUDA graphs" if result["launched_by_graphs"] else ""
         print(

@@ -29,6 +29,7 @@ def _runs(options: argparse.Namespace) -> None:
 def _recover(options: argparse.Namespace) -> None:
     from placewise.cli.outputs import check_writable
     from placewise.core.quantities import format_count
+    from placewise.report.terminal_text import printable
     from placewise.search.recovery import recover
 
     check_writable(options.recover, reads=(options.run_file,))
@@ -38,7 +39,8 @@ def _recover(options: argparse.Namespace) -> None:
         return
     print(f"{options.recover}: what could be saved of {options.run_file}")
     for run in saved:
-        print(f"run {run.number}: {format_count(run.evaluations, 'evaluation')} saved; lost: {run.lost or 'nothing'}")
+        saved_evaluations = format_count(run.evaluations, "evaluation")
+        print(printable(f"run {run.number}: {saved_evaluations} saved; lost: {run.lost or 'nothing'}"))
 
 
 def _list_runs(options: argparse.Namespace) -> None:

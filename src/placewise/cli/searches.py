@@ -56,6 +56,9 @@ def finish_search(
         raise KeyboardInterrupt
     schedule = planner.schedule(outcome)
     plan = planner.plan(outcome, schedule)
+    if outcome.status == "stopped":
+        spent = format_count(outcome.evaluations, "evaluation")
+        warn(f"stopped after {spent}: this is the best so far; {how_to_continue(options)}")
     if options.output:
         plan.save(options.output)
     if options.report:
@@ -66,9 +69,6 @@ def finish_search(
         _print_plan(plan, schedule, planner.bound)
         if options.report:
             print("", wrapped(f"{options.report} shows it: open it in a browser"), sep="\n")
-        if outcome.status == "stopped":
-            spent = format_count(outcome.evaluations, "evaluation")
-            print("", wrapped(f"stopped after {spent}: this is the best so far; {how_to_continue(options)}"), sep="\n")
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:

@@ -67,9 +67,9 @@ def _print_schedule(schedule: Any, problem: Any) -> None:
     from placewise.core.quantities import format_seconds
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table
-    from placewise.report.terminal_text import bold
+    from placewise.report.terminal_text import bold, printable, problem_heading
     from placewise.search.planner import find_bound
 
-    print(f"{bold(problem.graph.name)} on {problem.cluster.name}: {bold(format_seconds(schedule.step_seconds))} a step\n")
+    print(f"{problem_heading(problem)}: {bold(format_seconds(schedule.step_seconds))} a step\n")
     print(device_table(schedule))
-    print("", *explain(schedule.problem, schedule, find_bound(problem)), sep="\n")
+    print("", *map(printable, explain(schedule.problem, schedule, find_bound(problem))), sep="\n")

@@ -212,17 +212,17 @@ def _args(event: dict[str, Any]) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
-def _processes(events: list[Any]) -> dict[Any, str]:
+def _processes(events: list[Any]) -> dict[int | str, str]:
     """Returns the name of each process that has one."""
     named = [event for event in events if isinstance(event, dict) and event.get("name") == "process_name"]
-    return {event.get("pid"): str(_args(event).get("name")) for event in named}
+    return {pid: str(_args(event).get("name")) for event in named if isinstance(pid := event.get("pid"), (int, str))}
 
 
 @dataclass(frozen=True)
 class _Reader:
     source: str
     problem: Problem
-    processes: dict[Any, str]
+    processes: dict[int | str, str]
 
     def op(self, event: dict[str, Any]) -> tuple[int, int, float, float]:
         """Returns op, device, start and end of a slice."""
@@ -232,7 +232,8 @@ class _Reader:
         if event.get("name") != (name := self.problem.graph.ops.names[op]):
             raise self.wrong(event, f"is of another graph: op {op} of {self.problem.graph.name!r} is {name!r}")
         pid = event.get("pid")
-        return (op, self.device(event, "pid", self.processes.get(pid, pid)), *self.times(event))
+        process = self.processes.get(pid) if isinstance(pid, (int, str)) else None
+        return (op, self.device(event, "pid", pid if process is None else process), *self.times(event))
 
     def copy(self, event: dict[str, Any]) -> tuple[int, int, float, float, str]:
         """Returns source, target, start, end and name of a copy's slice."""
@@ -258,4 +259,4 @@ class _Reader:
         return float(value)
 
     def wrong(self, event: dict[str, Any], rule: str) -> InputError:
-        return InputError(f"{self.source}: slice {event.get('name')!r}: {rule}")
+        return InputError(f"{self.source}: slice {describe(event.get('name'))}: {rule}")

@@ -9,7 +9,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import PHASES
 from placewise.core.quantities import format_bytes, format_seconds
-from placewise.report.terminal_text import table
+from placewise.report.terminal_text import printable, table
 from placewise.simulate.schedule import Schedule
 
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#%"  # a column's busy share in eighths, rounded up
@@ -53,7 +53,7 @@ def picture(schedule: Schedule, width: int, *, in_blocks: bool = True, in_colour
     """Returns a line for each device with its busy share over the step, and a time axis; '' if the step takes no time."""
     if not schedule.step_seconds:
         return ""
-    names = schedule.problem.cluster.device_names
+    names = [printable(name) for name in schedule.problem.cluster.device_names]
     label = max(map(len, names))
     columns = min(max(width - label - 2, LEAST_COLUMNS), MOST_COLUMNS)
     letters, lines = BLOCKS if in_blocks else PLAIN, []

@@ -5,13 +5,23 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from placewise.core.problem import Problem
 
 LEAST_FOLDED = 6  # characters of a column whose text is folded
 
 
+def printable(text: object) -> str:
+    """Returns a text as one line that only shows characters: control characters, which a name may have, are escaped."""
+    shown = str(text)
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+
+
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, left: int = 1) -> str:
     """Returns rows in columns that line up: the first `left` columns to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if sys.stdout.isatty():
         return _fit(cells, widths, left)
@@ -45,8 +55,14 @@ def bold(text: str) -> str:
     return f"\x1b[1m{text}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else text
 
 
+def problem_heading(problem: "Problem") -> str:
+    """Returns 'GRAPH on CLUSTER', as the first line of what is said about a problem begins."""
+    return f"{bold(printable(problem.graph.name))} on {printable(problem.cluster.name)}"
+
+
 def wrapped(text: str) -> str:
     """Returns a line as lines that fit the terminal, all but the first indented."""
+    text = printable(text)
     if not sys.stdout.isatty():
         return text
     return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent="  ", break_on_hyphens=False)
