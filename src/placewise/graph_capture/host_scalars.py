@@ -78,6 +78,13 @@ class HostScalar(float):
     def __rpow__(self, other: Any, modulo: None = None) -> Any:
         return self.record(operator.pow, other, self)
 
+    def __index__(self) -> int:
+        """Returns a whole number that counts or chooses (range, slices): it must be the same in every step."""
+        if not self.is_integer():
+            raise TypeError("'float' object cannot be interpreted as an integer")
+        self._compare(operator.eq, int(self))
+        return int(self)
+
     def __neg__(self) -> Any:
         return self.record(operator.neg, self)
 

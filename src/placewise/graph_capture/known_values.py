@@ -1,7 +1,7 @@
 """Values that a step decides by and that are known although nothing is computed.
 
 Guards such as `if not torch.isfinite(x).all()` are recorded as if all numbers were finite, and every step checks that they
-are. A random number between 0 and 1 that is compared with 0 or less, or with 1 or more, has a certain outcome: layerdrop and
+are. A random number between 0 and 1 that is compared with 0 or less, or with 1 or more, has a known outcome: layerdrop and
 stochastic depth that are switched off.
 """
 
@@ -40,6 +40,12 @@ OBSERVED: Functions = (torch.rand, *IF_FINITE, *SAME, *NEGATED, *COMBINED, *COMP
 
 BELOW_ONE = 1 - 2**-53  # the largest that torch.rand can give
 
+ABOVE_ZERO = 2**-24  # the smallest but 0, which it gives once in 16 million times
+
+FINITE = "a number is not finite where the captured step found only finite ones"
+
+NOT_ZERO = "a random number that decides what runs is exactly 0"
+
 
 @dataclass(frozen=True)
 class Known:
@@ -47,7 +53,7 @@ class Known:
 
     lowest: Any
     highest: Any
-    is_assumed: bool  # that numbers are finite, which every step has to check
+    unless: str = ""  # when it is not so, which every step has to check; "": never
 
     @property
     def is_certain(self) -> bool:
@@ -72,9 +78,9 @@ class KnownValues:
 
     def _result(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Known | None:
         if function is torch.rand:
-            return Known(0.0, BELOW_ONE, False)
+            return Known(0.0, BELOW_ONE)
         if function in IF_FINITE:
-            return Known(IF_FINITE[function], IF_FINITE[function], True)
+            return Known(IF_FINITE[function], IF_FINITE[function], FINITE)
         known = [self.find(arg) if isinstance(arg, Tensor) else None for arg in args[:2]]
         if not known or known[0] is None:
             return None
@@ -82,11 +88,14 @@ class KnownValues:
         if function in SAME and len(args) == 1:
             return first
         if function in NEGATED:
-            return Known(not first.lowest, not first.highest, first.is_assumed)
+            return Known(not first.lowest, not first.highest, first.unless)
         if function in COMBINED and known[-1] is not None and first.is_certain and known[-1].is_certain:
             outcome = COMBINED[function](first.lowest, known[-1].lowest)
-            return Known(outcome, outcome, first.is_assumed or known[-1].is_assumed)
+            return Known(outcome, outcome, first.unless or known[-1].unless)
         if function in COMPARED and isinstance(args[1], (int, float)):
             compare = COMPARED[function]
-            return Known(compare(first.lowest, args[1]), compare(first.highest, args[1]), first.is_assumed)
+            lowest, highest = compare(first.lowest, args[1]), compare(first.highest, args[1])
+            if first.lowest == 0 != first.highest and lowest != highest == compare(ABOVE_ZERO, args[1]) and args[1] == 0:
+                return Known(highest, highest, NOT_ZERO)
+            return Known(lowest, highest, first.unless)
         return None

@@ -1,5 +1,6 @@
 """Modes under which tensors are created on the meta device, and reading their values is refused."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,11 @@ class MetaMode(TorchFunctionMode):
             return self._unknown_value(func, tensor)
         with _disable_current_modes():
             value = func(*args, **kwargs)
-        if not self.track_scalars or isinstance(value, bool) or not self.program.has_host_tensor(tensor):
+        if not self.track_scalars or not self.program.has_host_tensor(tensor):
+            return value
+        if func is Tensor.__bool__ or isinstance(value, bool):
+            slot = self.program.host_call(torch.ops.aten._local_scalar_dense.default, (self.program.host_slot(tensor),))
+            self.program.branch(operator.eq, slot, value, True)
             return value
         if func is not Tensor.item:
             raise CaptureError(

@@ -101,6 +101,13 @@ class ProgramBuilder:
             self._unread[slot] = value
         return slot
 
+    def update_hyper_parameter(self, name: str, group: int, slot: Slot) -> None:
+        """Records that a counter of a parameter group gets this slot's value at the end of the step."""
+        resident = next(r for r in self.residents if (r.kind, r.name, r.key) == ("hyper-parameter", name, group))
+        if isinstance(resident.value, int):
+            slot = self.host_call(int, (slot,))
+        self.update_number(resident, slot)
+
     def branch(self, function: Callable[[Any, Any], Any], slot: Slot, other: Any, outcome: bool) -> None:
         """Records that a comparison of a host value decided how the step goes on."""
         subject = self._subjects.get(slot, "a number that the optimizer computes")

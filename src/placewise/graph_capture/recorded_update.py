@@ -43,6 +43,7 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
     found_inf = None if scale is None else _unscale([gradients[id(p)] for p in trained], scale, recorder)
     grad_norm = _clip(step, recorder)
     _make_state(optimizer, original, recorder)
+    _set_back_groups(optimizer, original)
     numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
     tensors = {id(p): {k: v for k, v in optimizer.state[p].items() if isinstance(v, Tensor)} for p in trained}
     first_op = len(recorder.graph.op_names)
@@ -51,7 +52,7 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
         _wait_for(recorder.tensor_of(found_inf), first_op, recorder)
     _record_replaced_numbers(numbers, recorder)
     for parameter in trained:
-        _record_replaced_tensors(tensors[id(parameter)], optimizer.state[parameter], recorder)
+        _record_replaced_tensors(names[id(parameter)], tensors[id(parameter)], optimizer.state[parameter], recorder)
     if recorder.program.has_lost_numbers:
         raise CaptureError(
             "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
@@ -114,8 +115,10 @@ def _record_step(optimizer: Optimizer, recorder: Recorder) -> None:
     with MetaMode(recorder, track_scalars=True), recorder, recorded_functions():
         optimizer.step()
     for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
-        if changed := [key for key, value in before.items() if group[key] is not value]:
-            raise CaptureError(f"the optimizer's step changes {changed[0]!r} of its parameter group {number}")
+        for key in [key for key, value in before.items() if group[key] is not value]:
+            if type(group[key]) is not HostScalar or recorder.program.is_late(group[key].slot):
+                raise CaptureError(f"the optimizer's step changes {key!r} of its parameter group {number}")
+            recorder.program.update_hyper_parameter(key, number, group[key].slot)
 
 
 def _live_hyper_parameter(value: Any, name: str, group: int, recorder: Recorder) -> Any:
@@ -143,6 +146,18 @@ def _make_state(optimizer: Optimizer, original: Optimizer, recorder: Recorder) -
                 adopt_state(optimizer, parameter, original.state[key])
 
 
+def _set_back_groups(optimizer: Optimizer, original: Optimizer) -> None:
+    """Gives the parameter groups the values that they have before a step; one that the first step makes counts from 0."""
+    for number, (group, given) in enumerate(zip(optimizer.param_groups, original.param_groups, strict=True)):
+        for key in [key for key in group if key != "params"]:
+            if key not in given and group[key] != 1:
+                raise CaptureError(
+                    f"the optimizer's first step makes {key!r} of its parameter group {number}: take it eagerly"
+                )
+            if key not in SWITCHES:
+                group[key] = given.get(key, torch.zeros_like(group[key]) if isinstance(group[key], Tensor) else 0)
+
+
 def _add_state(
     optimizer: Optimizer, parameter: nn.Parameter, name: str, recorder: Recorder
 ) -> list[tuple[dict[str, Any], Resident, type]]:
@@ -161,17 +176,22 @@ def _add_state(
     return numbers
 
 
-def _record_replaced_tensors(before: dict[str, Tensor], state: dict[str, Any], recorder: Recorder) -> None:
-    """Records a copy into each tensor of a parameter's state that the step has replaced by another one."""
+def _record_replaced_tensors(name: str, before: dict[str, Tensor], state: dict[str, Any], recorder: Recorder) -> None:
+    """Records what becomes of each tensor of a parameter's state that the step has replaced: one on a device is copied."""
     for key, tensor in before.items():
         value = state.get(key)
         if value is tensor:
             continue
-        if not isinstance(value, Tensor) or value.size() != tensor.size() or not value.is_meta:
+        if not isinstance(value, Tensor) or value.size() != tensor.size() or value.is_meta != tensor.is_meta:
             raise CaptureError(f"the optimizer's step sets its state {key!r} to a value that can't be recorded")
-        with torch.no_grad(), MetaMode(recorder), recorder:
-            tensor.copy_(value)
-        state[key] = tensor
+        if value.is_meta:
+            with torch.no_grad(), MetaMode(recorder), recorder:
+                tensor.copy_(value)
+            state[key] = tensor
+        else:
+            program = recorder.program
+            resident = next(r for r in program.residents if (r.kind, r.name, r.key) == ("state", name, key))
+            program.update_number(resident, program.result_slot(value))
 
 
 def _record_replaced_numbers(numbers: list[tuple[dict[str, Any], Resident, type]], recorder: Recorder) -> None:

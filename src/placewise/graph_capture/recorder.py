@@ -119,9 +119,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self.known.find(tensor)
         if known is None or not known.is_certain:
             return None
-        if known.is_assumed:
-            text = f"a number is not finite where the captured step found only finite ones{self.where()}"
-            self.program.checks.append(Check(self._input(tensor).slot, bool(known.lowest), text))
+        if known.unless:
+            self.program.checks.append(Check(self._input(tensor).slot, bool(known.lowest), known.unless + self.where()))
         return known.lowest
 
     def step_number(self, tensor: Tensor, what: str) -> StepNumber:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
@@ -26,22 +27,28 @@ class Structure:
 
     template: Any
     leaves: tuple[Leaf, ...]  # the tensors in it, each once
+    devices: tuple[torch.device, ...] = ()  # that it names, all of them the meta device
 
     @classmethod
     def of(cls, value: Any) -> "Structure":
         """Returns the structure of a value; its tensors are detached, and what is not a tensor is copied."""
-        detached = {id(leaf): leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tensors_in(value)}
+        entries = list(_entries(value))
+        leaves = [entry for entry in entries if isinstance(entry, Leaf)]
+        devices = {id(entry): entry for entry in entries if isinstance(entry, torch.device) and entry.type == "meta"}
+        detached = {id(leaf): leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves}
         try:
-            template = copy.deepcopy(value, dict(detached))
+            template = copy.deepcopy(value, {**detached, **devices})
         except Exception as problem:
             raise CaptureError(f"the step returns a {type(value).__name__} that can't be copied: {problem}") from None
-        return cls(template, tuple(detached.values()))
+        return cls(template, tuple(detached.values()), tuple(devices.values()))
 
     def fill(self, values: Sequence[Any]) -> Any:
         """Returns the value with these in the place of its tensors."""
         if isinstance(self.template, Leaf):
             return values[0]
-        return copy.deepcopy(self.template, {id(leaf): value for leaf, value in zip(self.leaves, values, strict=True)})
+        memo = {id(leaf): value for leaf, value in zip(self.leaves, values, strict=True)}
+        device = next((value.device for value in values if isinstance(value, Tensor)), None)
+        return copy.deepcopy(self.template, memo if device is None else {**memo, **{id(d): device for d in self.devices}})
 
 
 def tensors_in(value: Any) -> Iterator[Leaf]:
@@ -49,6 +56,11 @@ def tensors_in(value: Any) -> Iterator[Leaf]:
 
     pytree would overlook those in classes that are not registered with it.
     """
+    return (entry for entry in _entries(value) if isinstance(entry, Leaf))
+
+
+def _entries(value: Any) -> Iterator[Any]:
+    """Yields all that a value consists of, each object once."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
@@ -56,11 +68,10 @@ def tensors_in(value: Any) -> Iterator[Leaf]:
         if id(entry) in seen or entry is None:
             continue
         seen.add(id(entry))
-        if isinstance(entry, Leaf):
-            yield entry
-        elif isinstance(entry, OPAQUE):
+        yield entry
+        if isinstance(entry, (Leaf, *OPAQUE)):
             continue
-        elif isinstance(entry, Mapping):
+        if isinstance(entry, Mapping):
             waiting += reversed(list(entry.values()))
         elif isinstance(entry, (list, tuple, deque, set, frozenset)):
             waiting += reversed(list(entry))

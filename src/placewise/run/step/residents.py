@@ -85,7 +85,9 @@ class Residents:
         if optimizer is None or (updated is not None and not updated):
             return
         for (resident, _), value in zip(self._program.updates, updates, strict=True):
-            if updated is None or resident.name in updated:
+            if resident.kind == "hyper-parameter":
+                optimizer.param_groups[int(resident.key)][resident.name] = value
+            elif updated is None or resident.name in updated:
                 optimizer.state[self._parameters[resident.name]][resident.key] = value
         optimizer._opt_called = True  # type: ignore[attr-defined]  # what schedules look at, to warn if there was no step
 
