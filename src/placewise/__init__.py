@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from placewise.core.errors import InputError as InputError
     from placewise.core.errors import ModelError as ModelError
     from placewise.core.errors import NothingFits as NothingFits
+    from placewise.core.errors import OtherBranch as OtherBranch
     from placewise.core.errors import PlacewiseError as PlacewiseError
     from placewise.core.errors import PlanError as PlanError
     from placewise.core.errors import ProblemError as ProblemError
@@ -34,8 +35,8 @@ __version__ = "0.1.0"
 
 _ERRORS = (
     "CaptureError", "ClusterError", "ExecutionError", "GraphError", "InputError", "ModelError", "NothingFits",
-    "PlacewiseError", "PlanError", "ProblemError", "ProfileError", "StepChanged", "StoreError", "StrategyError",
-    "WorkerDied",
+    "OtherBranch", "PlacewiseError", "PlanError", "ProblemError", "ProfileError", "StepChanged", "StoreError",
+    "StrategyError", "WorkerDied",
 )  # fmt: skip
 
 _MODULES = {  # public name -> its module, imported on first use: importing placewise loads nothing heavy
@@ -54,9 +55,9 @@ _MODULES = {  # public name -> its module, imported on first use: importing plac
 
 __all__ = [
     "CaptureError", "Cluster", "ClusterError", "ExecutionError", "Graph", "GraphError", "InputError", "ModelError",
-    "NothingFits", "PlacewiseError", "Plan", "PlanError", "Problem", "ProblemError", "ProfileError", "Simulator",
-    "StepChanged", "StepResult", "StoreError", "StrategyError", "WorkerDied", "capture", "capture_inference", "place",
-    "train_step",
+    "NothingFits", "OtherBranch", "PlacewiseError", "Plan", "PlanError", "Problem", "ProblemError", "ProfileError",
+    "Simulator", "StepChanged", "StepResult", "StoreError", "StrategyError", "WorkerDied", "capture", "capture_inference",
+    "place", "train_step",
 ]  # fmt: skip
 
 

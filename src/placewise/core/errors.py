@@ -11,6 +11,7 @@ PlacewiseError
 │   ├── CaptureError        a step that can't be recorded
 │   ├── ExecutionError      a plan, a step or a batch that can't run on this machine
 │   │   └── StepChanged     the model or the optimizer is not what it was when the step was captured
+│   │       └── OtherBranch the batch or a buffer decides for another step than the captured one
 │   ├── StrategyError       a strategy's name or its parameters, or a strategy that can't solve this problem
 │   └── StoreError          a damaged run file, or a run that another process is writing
 ├── WorkerDied              worker processes have died too often (exit code 1)
@@ -60,6 +61,10 @@ class ExecutionError(InputError):
 
 class StepChanged(ExecutionError):
     """The model or the optimizer has changed so that its step is another one than the captured step."""
+
+
+class OtherBranch(StepChanged):
+    """The batch, or a buffer of the model, decides for another step than the captured one."""
 
 
 class StrategyError(InputError):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -203,6 +204,7 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
         modes.enter_context(_transformers_tracing())
         if "torch._dynamo" in sys.modules:  # what torch.compile has wrapped is recorded as its eager ops
             modes.enter_context(torch.compiler.set_stance("force_eager"))
+        modes.enter_context(_scripts_as_python())
         modes.enter_context(recorder.tape.recording())
         modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)
@@ -227,6 +229,22 @@ def _transformers_tracing() -> Iterator[None]:
         yield
     finally:
         module.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _scripts_as_python() -> Iterator[None]:
+    """Calls the Python functions behind those that torch.jit.script has compiled: TorchScript would pass our modes by."""
+    kind: Any = torch.jit.ScriptFunction
+    original = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, "_torchdynamo_inline", partial(original, self))(*args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = original
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

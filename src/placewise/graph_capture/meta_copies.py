@@ -30,10 +30,14 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
                 meta.register_hook(hook)  # type: ignore[no-untyped-call]  # so that it is recorded
             shared.append((tensor, meta))
             memo[id(tensor)] = meta
-            recorder.add_resident(meta, kind, name, owner=name if kind == "parameter" else "")
+            owner, real = (name, None) if kind == "parameter" else ("", tensor)
+            recorder.add_resident(meta, kind, name, owner=owner, real=real)
             recorder.originals[tensor.untyped_storage()._cdata] = name
     if step.optimizer is not None and not all(id(p) in memo for g in step.optimizer.param_groups for p in g["params"]):
         raise CaptureError("the optimizer has a parameter that is not in the model")
+    for module in step.model.modules():
+        scripts = [value for value in vars(module).values() if isinstance(value, torch.jit.ScriptFunction)]
+        memo |= {id(script): script for script in scripts}  # which can't be copied
     try:
         model = copy.deepcopy(step.model, memo)
         optimizer = None if step.optimizer is None else copy_optimizer(step.optimizer, memo)
@@ -104,7 +108,8 @@ def meta_parts(step: TrainingStep, recorder: Recorder) -> list[Any]:
     def part(value: Any, path: str, number: int) -> Any:
         if isinstance(value, Tensor):
             meta = _meta_part(value, path, count)
-            recorder.add_resident(meta, "input", path, number if count > 1 else -1)
+            real = None if value.is_meta else value if count == 1 or not value.dim() else value.chunk(count)[number]
+            recorder.add_resident(meta, "input", path, number if count > 1 else -1, real=real)
             return meta.requires_grad_(value.requires_grad)
         if isinstance(value, Mapping):
             return {key: part(entry, f"{path}[{key!r}]", number) for key, entry in value.items()}

@@ -1,6 +1,7 @@
 """Modes under which tensors are created on the meta device, and reading their values is refused."""
 
 import operator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,15 @@ VALUE_READERS = {
     Tensor.__array__: "numpy",
 }
 
+CONVERSIONS: dict[Any, Any] = {  # readers -> how their result comes from the one of tolist()
+    Tensor.item: lambda value: value,
+    Tensor.tolist: lambda value: value,
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
+    Tensor.__index__: operator.index,
+}
+
 FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 FACTORIES = frozenset(_device_constructors()) - FROM_DATA
@@ -45,6 +55,8 @@ HANDLERS = {  # functions of torch that MetaMode replaces -> the method that doe
     Tensor.cuda: "_move",
     Tensor.cpu: "_move",
     Tensor.to: "_convert",
+    torch.masked_select: "_select",
+    Tensor.masked_select: "_select",
     torch.histc: "_count",
     Tensor.histc: "_count",
     Tensor.__getitem__: "_index",
@@ -116,6 +128,8 @@ class MetaMode(TorchFunctionMode):
         """Returns the value of a tensor of the step, if that is known or may leave the step."""
         if func in (Tensor.__bool__, Tensor.item) and (known := self.recorder.known_value(tensor)) is not None:
             return known
+        if func in CONVERSIONS and (early := self.recorder.early_value(tensor, VALUE_READERS[func])) is not None:
+            return CONVERSIONS[func](early)
         if func is Tensor.item and tensor.is_floating_point():
             late = self.track_scalars
             return self.recorder.late_number(tensor) if late else self.recorder.step_number(tensor, VALUE_READERS[func])
@@ -164,16 +178,33 @@ class MetaMode(TorchFunctionMode):
         return self._call(func, (values.float(), *args[1:]), kwargs).to(values.dtype)
 
     def _index(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Indexes with tensors instead of lists of numbers, which torch would convert to meta tensors without values."""
+        """Indexes with tensors instead of lists of numbers, which torch would convert to meta tensors without values.
+
+        A mask that is known before the step runs becomes the numbers of its entries, whose count must stay.
+        """
 
         def with_tensors(index: Any) -> Any:
             if isinstance(index, tuple):
                 return tuple([with_tensors(entry) for entry in index])
+            if isinstance(index, Tensor) and func is Tensor.__getitem__ and self._is_early_mask(index):
+                return index.nonzero(as_tuple=True)
             if isinstance(index, np.ndarray) or (isinstance(index, list) and index and _all_numbers(index)):
                 return self._make_from_data(torch.tensor, (index,), {})
             return index
 
-        return self._call(func, (args[0], with_tensors(args[1]), *args[2:]), kwargs)
+        index = with_tensors(args[1])
+        if isinstance(args[1], tuple):
+            index = tuple(chain.from_iterable(i if isinstance(i, tuple) else (i,) for i in index))
+        return self._call(func, (args[0], index, *args[2:]), kwargs)
+
+    def _is_early_mask(self, index: Tensor) -> bool:
+        return index.dtype in (torch.bool, torch.uint8) and index.is_meta and self.recorder.is_early(index)
+
+    def _select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Selects by a mask that is known before the step runs as an index does."""
+        if not kwargs and args[0].shape == args[1].shape and self._is_early_mask(args[1]):
+            return self._index(Tensor.__getitem__, args, {})
+        return self._call(func, args, kwargs)
 
     def _set_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Copies the new data into the tensor's memory; eager code would replace the memory."""

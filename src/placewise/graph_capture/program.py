@@ -62,6 +62,17 @@ class Check(NamedTuple):
     text: str  # what is wrong if it has another one
 
 
+class Precondition(NamedTuple):
+    """A value, computed from buffers and the batch, that decided which ops were recorded; every step must have the same."""
+
+    slot: Slot
+    calls: tuple[Call, ...]  # that compute it
+    leaves: tuple[Slot, ...]  # the residents that it is computed from
+    outcome: Any  # a number, a condition, or nested lists of them; the sizes, if only these matter
+    text: str  # who asked for it, for the error
+    sizes_only: bool = False
+
+
 class Gate(NamedTuple):
     """The last ops of a step, which run only if a value is 0: the update, if no gradient has overflowed."""
 
@@ -81,4 +92,5 @@ class Program:
     branches: tuple[Branch, ...] = ()  # the step is another one if an outcome differs
     gate: Gate | None = None
     checks: tuple[Check, ...] = ()
+    preconditions: tuple[Precondition, ...] = ()
     strides: tuple[tuple[int, ...] | None, ...] = ()  # [slots], of tensors on the meta device

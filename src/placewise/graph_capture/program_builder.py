@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.graph_capture.program import Branch, Call, Check, Gate, Program, Resident, Slot
+from placewise.graph_capture.program import Branch, Call, Check, Gate, Precondition, Program, Resident, Slot
 
 
 class ProgramBuilder:
@@ -17,6 +17,7 @@ class ProgramBuilder:
         self.calls: list[Call] = []
         self.residents: list[Resident] = []
         self.checks: list[Check] = []
+        self.preconditions: dict[tuple[Slot, str], Precondition] = {}
         self.strides: list[tuple[int, ...] | None] = []  # [slots], of tensors on the meta device
         self.scalars: dict[float, Slot] = {}  # host scalars among the arguments of the present call, by value
         self._updates: list[tuple[Resident, Slot]] = []
@@ -51,6 +52,7 @@ class ProgramBuilder:
             tuple(self._branches.values()),
             gate,
             tuple(self.checks),
+            tuple(self.preconditions.values()),
             tuple(self.strides),
         )
 

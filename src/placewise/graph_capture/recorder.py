@@ -5,16 +5,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from placewise.core.errors import CaptureError
+from placewise.graph_capture.early_values import EarlyValue, compute_early, find_early
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, GraphBuilder
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
-from placewise.graph_capture.program import HERE, Check, Resident, Slot
+from placewise.graph_capture.program import HERE, Call, Check, Precondition, Resident, Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
 from placewise.graph_capture.random_tape import RandomTape, TapedDraw
@@ -49,6 +50,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known = KnownValues()
         self.numbers: list[StepNumber] = []  # that Python code has read with item()
         self.phase, self.micro_batch, self.path = FORWARD, -1, ""
+        self.real: dict[Slot, Tensor] = {}  # buffers and inputs that have values -> the user's own tensors
         self.originals: dict[int, str] = {}  # storage of a parameter that the user gave -> name: the step must not use it
         self._facts: dict[Any, OpFacts] = {}
         self._known_flops: dict[Any, float] = {}
@@ -60,8 +62,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- tensors that exist before the step starts ---
 
-    def add_resident(self, tensor: Tensor, kind: str, name: str, key: str | int = "", owner: str = "") -> None:
-        """Adds a tensor that exists when the step starts, unless its storage has been added already."""
+    def add_resident(
+        self, tensor: Tensor, kind: str, name: str, key: str | int = "", owner: str = "", real: Tensor | None = None
+    ) -> None:
+        """Adds a tensor that exists when the step starts, unless its storage has been added already.
+
+        `real` is the user's tensor, of which this one is the meta copy.
+        """
         if self.views.has_storage(tensor):
             return
         label = f"{name}.{key}" if kind == "state" else name
@@ -70,6 +77,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self.views.add_storage(tensor, label, kind, owner)
         slot = self.views.find_or_add(tensor).slot
         self.program.residents.append(Resident(slot, number, kind, name, key, None, meta_like(tensor)))
+        if real is not None and not real.is_meta:
+            self.real[slot] = real
 
     def add_constant(self, meta: Tensor, value: Tensor | None) -> None:
         """Adds a constant: its meta copy, and its value if it has one."""
@@ -122,6 +131,51 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known.unless:
             self.program.checks.append(Check(self._input(tensor).slot, bool(known.lowest), known.unless + self.where()))
         return known.lowest
+
+    def early_value(self, tensor: Tensor, what: str) -> Any:
+        """Returns the value of a tensor that is known before the step runs, as Python has it; None if it is not known.
+
+        A float that is not the same in every step is not known either.
+        """
+        slot = self._input(tensor).slot
+        early = self._find_early(slot)
+        if early is None or (tensor.is_floating_point() and any(leaf in self.real for leaf in early.leaves)):
+            return None
+        outcome = early.value.tolist()
+        if any(leaf in self.real for leaf in early.leaves):
+            text = f"{what} decides what the step does{self.where()}"
+            self.program.preconditions[slot, what] = Precondition(slot, early.calls, early.leaves, outcome, text)
+        return outcome
+
+    def is_early(self, tensor: Tensor) -> bool:
+        """Returns whether the value of a tensor is known before the step runs."""
+        return self._find_early(self._input(tensor).slot) is not None
+
+    def _with_early_sizes(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Tensor | None:
+        """Returns the result of an op whose sizes depend on data that is known before the step runs; they must stay."""
+        tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
+        early = [self._find_early(self._input(tensor).slot) for tensor in tensors]
+        if not early or None in early:
+            return None
+        found = [value for value in early if value is not None]
+        call = Call(func, self._template(args), kwargs, (self.program.new_slot(),), -1)
+        needed = {id(earlier) for value in found for earlier in value.calls}
+        calls = (*[earlier for earlier in self.program.calls if id(earlier) in needed], call)
+        leaves = tuple(dict.fromkeys(leaf for value in found for leaf in value.leaves))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            real = compute_early(call.results[0], calls, {**self.real, **self._constants()})
+        if any(leaf in self.real for leaf in leaves):
+            text = f"the number of entries that {facts.kind} finds decides what the step does{self.where()}"
+            slot = call.results[0]
+            self.program.preconditions[slot, ""] = Precondition(slot, calls, leaves, list(real.shape), text, True)
+        return torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device="meta")
+
+    def _constants(self) -> dict[Slot, Tensor]:
+        return {r.slot: r.value for r in self.program.residents if r.kind == "constant" and r.value is not None}
+
+    def _find_early(self, slot: Slot) -> EarlyValue | None:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            return find_early(slot, self.program.calls, self.views.storages, {**self.real, **self._constants()})
 
     def step_number(self, tensor: Tensor, what: str) -> StepNumber:
         """Returns the number in a tensor, which may leave the step."""
@@ -242,10 +296,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
         if facts.name == "_local_scalar_dense":
+            if (value := self.early_value(args[0], "a number or a condition")) is not None:
+                return value
             raise self.needs_value("a number or a condition")
         try:
             return self.kernels.run(func, facts, args, kwargs)
         except NotImplementedError:
+            if (out := self._with_early_sizes(func, facts, args, kwargs)) is not None:
+                return out
             if "sparse" in facts.name:
                 raise CaptureError(f"{facts.kind}: sparse gradients can't be recorded{self.where()}") from None
             raise CaptureError(

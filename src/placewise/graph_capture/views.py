@@ -37,6 +37,7 @@ class Views:
     def __init__(self, graph: GraphBuilder, program: ProgramBuilder) -> None:
         self.newest: dict[int, int] = {}  # storage -> the graph's tensor that has its present value
         self._graph, self._program = graph, program
+        self.storages: dict[Slot, int] = {}  # of the slots that are views
         self._views: dict[Geometry, View] = {}
         self._bases: dict[int, tuple[Slot, torch.dtype]] = {}  # storage -> the first view of it
         self._shapes: dict[tuple[torch.dtype, torch.Size], int] = {}  # -> index into the graph's shapes
@@ -73,6 +74,7 @@ class Views:
         view = self._views.get(geometry)
         if view is None:
             view = self._views[geometry] = View(self._program.new_slot(geometry[4]), geometry[0], tensor)
+            self.storages[view.slot] = geometry[0]
             self._bases.setdefault(geometry[0], (view.slot, tensor.dtype))
         return view
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from placewise.core.cluster import Cluster, as_cluster
-from placewise.core.errors import ExecutionError, InputError, StepChanged
+from placewise.core.errors import ExecutionError, InputError, OtherBranch, StepChanged
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
@@ -83,7 +84,7 @@ class PlannedSteps:
     ) -> None:  # fmt: skip
         self.cluster, self.max_plans = cluster, max_plans
         self._options, self._seconds, self._seed, self._compiling, self._report = options, seconds, seed, compiling, report
-        self._steps: dict[Hashable, TrainStep] = {}
+        self._steps: dict[Hashable, list[TrainStep]] = {}  # by the shape of the batch; several if the batch decides
         self._plans: dict[Hashable, tuple[CapturedStep, Plan]] = {}
         self._grad_norm: Tensor | None = None
 
@@ -116,25 +117,32 @@ class PlannedSteps:
 
     def synchronize(self) -> None:
         """Returns when all devices have finished their work."""
-        for step in self._steps.values():
+        for step in chain.from_iterable(self._steps.values()):
             step.synchronize()
 
     def close(self) -> None:
         """Ends all threads; the next batch plans again."""
-        for step in self._steps.values():
+        for step in chain.from_iterable(self._steps.values()):
             step.close()
         self._steps.clear()
 
     def _run(self, options: TrainingStep, batch: Any, kind: str = "") -> tuple[TrainStep, Any]:
+        """Runs the step that was captured for batches like this one, or captures one."""
         key = (kind, signature_of(batch))
-        step = self._steps.get(key)
-        if step is not None:
+        known = self._steps.setdefault(key, [])
+        for step in list(known):
             try:
-                return step, step(batch)
+                result = step(batch)
+            except OtherBranch:
+                continue  # the batch decides for another step
             except StepChanged as change:
                 self._report(f"placewise: {str(change).partition(', and the captured')[0]}; capturing again")
-                self._steps.pop(key).close()
-        step = self._steps[key] = self._plan(key, replace(options, batch=batch), batch)
+                known.remove(step)
+                step.close()
+            else:
+                return step, result
+        step = self._plan((*key, len(known)), replace(options, batch=batch), batch)
+        known.append(step)
         return step, step(batch)
 
     def _plan(self, key: Hashable, options: TrainingStep, batch: Any) -> TrainStep:

@@ -21,6 +21,7 @@ from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.failed_steps import FailedSteps
+from placewise.run.step.preconditions import check_preconditions
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
 from placewise.run.step.step_result import StepResult, fill, loss_of, model_output
@@ -154,6 +155,7 @@ class TrainStep:
         outputs: list[Any] = [None] * len(program.outputs)
         with torch.no_grad():
             residents = self._residents.gather(batch)
+            check_preconditions(program.preconditions, residents, self._residents.positions)
             before, updates = self._failed_steps.look(residents), list[Any]()
             try:
                 scalars, updates = self._compute_scalars(residents)
