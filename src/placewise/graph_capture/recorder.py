@@ -154,6 +154,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_early_sizes(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Tensor | None:
         """Returns the result of an op whose sizes depend on data that is known before the step runs; they must stay."""
         tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
+        if torch.Tag.dynamic_output_shape not in func.tags:
+            return None
         early = [self._find_early(self._input(tensor).slot) for tensor in tensors]
         if not early or None in early:
             return None
