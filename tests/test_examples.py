@@ -43,7 +43,21 @@ def has_found_more_than_one_gpu(printed: str) -> None:
     assert found["spans"] < found["gpu-only"]
 
 
+def trains_like_eager_code(printed: str) -> None:
+    assert float(find(r"largest difference ([0-9.e-]+)", printed)[0]) < 0.01
+    if "evaluation" in printed:
+        assert "the losses are the same: True" in printed
+
+
+def generates_the_same(printed: str) -> None:
+    assert "the tokens are those of generate: True" in printed
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
+    "train_a_language_model": trains_like_eager_code,
+    "trainer_of_transformers": trains_like_eager_code,
+    "lightning_module": trains_like_eager_code,
+    "generate_with_a_static_cache": generates_the_same,
     "transformers_on_a_mixed_machine": is_faster_than_one_gpu,
     "train_your_own_model": has_learned,
     "compare_strategies": is_above_the_bound,
@@ -63,8 +77,9 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    if "transformers" in name and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed")
+    for package in ("transformers", "lightning"):
+        if f"pip install {package}" in (FOLDER / f"{name}.py").read_text() and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     command = script_command(FOLDER / f"{name}.py", "-W", "error")
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -165,7 +165,7 @@ def scaled_size(x: Tensor, factor: int) -> Tensor:
 
 def test_scripted_functions_run_as_python() -> None:
     """DeBERTa of transformers has such ones."""
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
         scripted = torch.jit.script(scaled_size)
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -62,7 +62,7 @@ def capture(
     example_batch: Any,
     *,
     micro_batches: int = 1,
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | torch.autocast | None = None,
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
@@ -73,7 +73,8 @@ def capture(
 
     Nothing is allocated or computed, and the arguments are not changed. `TrainingStep` describes how the model is called
     with a batch. With `micro_batches` = M the batch is split into M parts, whose gradients accumulate before the update.
-    With `autocast` = torch.bfloat16 model and loss run with the casts of `torch.autocast("cuda", torch.bfloat16)`.
+    With `autocast` = torch.bfloat16 model and loss run with the casts of `torch.autocast("cuda", torch.bfloat16)`; it may
+    also be a `torch.autocast` itself, such as `torch.autocast("cpu", torch.bfloat16)`.
     Gradients are clipped by their norm or by value, and scaled by `grad_scaler`, as PyTorch's own functions do it. With
     `outputs` the step returns what the model returned, beside the loss.
     """
@@ -212,8 +213,13 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
 
 
 def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
-    """Returns autocast as on a GPU, if the step asks for it."""
-    return nullcontext() if step.autocast is None else torch.autocast("cuda", step.autocast)
+    """Returns autocast, if the step asks for it; with the casts of a GPU, if it only names a type."""
+    if step.autocast is None:
+        return nullcontext()
+    if isinstance(step.autocast, torch.dtype):
+        return torch.autocast("cuda", step.autocast)
+    given: Any = step.autocast
+    return torch.autocast(given.device, given.fast_dtype, given._enabled, given._cache_enabled)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class TrainingStep:
     optimizer: torch.optim.Optimizer | None
     batch: Any
     micro_batches: int = 1
-    autocast: torch.dtype | None = None  # model and loss run with the casts of torch.autocast("cuda", autocast)
+    autocast: torch.dtype | torch.autocast | None = None  # of model and loss; a type is torch.autocast("cuda", type)
     clip_grad_norm: float | None = None
     clip_grad_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
@@ -55,6 +55,8 @@ class TrainingStep:
         ):
             if not is_right:
                 raise CaptureError(f"{name} must be {kind}, got a {type(getattr(self, name)).__name__}")
+        if not isinstance(self.autocast, (torch.dtype, torch.autocast, NoneType)):
+            raise CaptureError(f"autocast must be a type as torch.bfloat16, a torch.autocast or None, got {self.autocast!r}")
         for name in ("clip_grad_norm", "clip_grad_value"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and value > 0):

@@ -42,7 +42,7 @@ def train_step(
     *,
     cluster: Cluster | str | Path = HERE,
     micro_batches: int = 1,
-    autocast: torch.dtype | None = None,
+    autocast: torch.dtype | torch.autocast | None = None,
     clip_grad_norm: float | None = None,
     clip_grad_value: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
