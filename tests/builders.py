@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Link
-from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
+from placewise.core.graph import COMPUTE_TYPES, PHASES, TENSOR_KINDS, Graph
 from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
@@ -190,6 +190,7 @@ def graph_rows(draw: st.DrawFn, max_ops: int = 8) -> dict[str, Any]:
         optional = {
             "flops": AMOUNTS,
             "nbytes_moved": AMOUNTS,
+            "compute": st.sampled_from(COMPUTE_TYPES),
             "devices": st.lists(st.sampled_from(DEVICE_KINDS), min_size=1, max_size=2, unique=True),
             "micro_batch": st.integers(0, 3),
             "seconds": SECONDS,

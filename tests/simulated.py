@@ -9,6 +9,7 @@ from builders import graph_data, op, tensor
 from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
+from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.problem import Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
@@ -157,11 +158,27 @@ def _work(rng: np.random.Generator) -> dict[str, Any]:
     return costs[int(rng.integers(len(costs)))]
 
 
-def random_step(seed: int, num_ops: int, num_devices: int, memory: int, grouping: str) -> tuple[Step, np.random.Generator]:
-    """Returns a random step, and the generator for what else a test draws."""
+def give_types(rng: np.random.Generator, graph: dict[str, Any], cluster: dict[str, Any]) -> None:
+    """Gives some ops a type that they compute in, and some devices a speed for some types."""
+    for row in graph["ops"]:
+        if rng.random() < 0.7:
+            row["compute"] = str(rng.choice(COMPUTE_TYPES))
+    for device in cluster["devices"]:
+        if rng.random() < 0.7:
+            others = {str(name): float(rng.choice([0.5, 3, 8])) for name in rng.choice(COMPUTE_TYPES[1:], 3, replace=False)}
+            device["flops"] = others | {"float32": device["flops"]}
+
+
+def random_step(
+    seed: int, num_ops: int, num_devices: int, memory: int, grouping: str, typed: bool = False
+) -> tuple[Step, np.random.Generator]:
+    """Returns a random step, in float32 or in several types, and the generator for what else a test draws."""
     rng = np.random.default_rng(seed)
     cluster = random_cluster(rng, num_devices, memory)
-    return Step.of(random_graph(rng, num_ops, cluster), cluster, grouping), rng
+    graph = random_graph(rng, num_ops, cluster)
+    if typed:
+        give_types(rng, graph, cluster)
+    return Step.of(graph, cluster, grouping), rng
 
 
 def steps(max_ops: int = 12, min_ops: int = 0, memory: int = 60) -> st.SearchStrategy[tuple[Step, np.random.Generator]]:
@@ -173,6 +190,7 @@ def steps(max_ops: int = 12, min_ops: int = 0, memory: int = 60) -> st.SearchStr
         num_devices=st.integers(1, 4),
         memory=st.just(memory),
         grouping=st.sampled_from(GROUPINGS),
+        typed=st.booleans(),
     )
 
 

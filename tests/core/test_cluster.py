@@ -1,6 +1,7 @@
 """Clusters: what they compute of themselves, their digest and their rules."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,10 @@ CHANGES: dict[str, tuple[list[Any], Any]] = {
     "device kind": (["devices", 1, "kind"], "cpu"),
     "memory": (["devices", 1, "memory"], 5),
     "flops": (["devices", 1, "flops"], 5),
+    "flops by type": (["devices", 1, "flops"], {"float32": 1e12, "tf32": 5}),
+    "flops of another type": (["devices", 1, "flops"], {"float32": 1e12, "float16": 5}),
+    "flops of another device": (["devices", 0, "flops"], {"float32": 1e12, "tf32": 5}),
+    "flops by types": (["devices", 1, "flops"], {"float32": 1e12, "tf32": 5, "float16": 5}),
     "bytes_per_second": (["devices", 1, "bytes_per_second"], 5),
     "overhead": (["devices", 1, "overhead_seconds"], 5),
     "latency": (["default_link", "latency_seconds"], 5),
@@ -69,6 +74,10 @@ CHANGES: dict[str, tuple[list[Any], Any]] = {
     "channel": (["default_link", "channel"], "bus"),
     "dispatch": (["dispatch_seconds"], 5),
 }
+
+
+# It changes only with the meaning of a digest: recorded runs name it.
+TINY_DIGEST = "b6b01fd2a934c59bb61ebd58a2c50c3e72a2675c744c40a3fcc895cec7115420"
 
 
 def changed(path: list[Any], value: Any) -> dict[str, Any]:
@@ -88,6 +97,23 @@ def test_the_digest_changes_with_every_number_and_not_with_the_description() -> 
     assert parse_cluster(changed(["dispatch_seconds"], -0.0)).digest == tiny_cluster().digest
 
 
+def test_the_digest_of_a_cluster_without_types_is_the_one_that_older_run_files_have() -> None:
+    table = parse_cluster(changed(["devices", 1, "flops"], {"float32": 1e12}))
+    assert {tiny_cluster().digest, table.digest} == {TINY_DIGEST}
+
+
+def test_flops_by_type_by_hand() -> None:
+    """A type that is not listed counts as float32, and the order in which they are listed does not matter."""
+    device = Device("gpu:0", "gpu", 1, 10.0, 1.0, flops_by_type=(("float16", 80.0), ("tf32", 40.0)))
+    assert [device.flops_in(name) for name in ("float32", "tf32", "float16", "bfloat16")] == [10, 40, 80, 10]
+    assert device == Device("gpu:0", "gpu", 1, 10.0, 1.0, flops_by_type=(("tf32", 40.0), ("float16", 80.0)))
+    assert hash(device) != hash(Device("gpu:0", "gpu", 1, 10.0, 1.0))
+
+
+def typed(device: Device, *speeds: tuple[str, float]) -> Cluster:
+    return Cluster("", (replace(device, flops_by_type=speeds),), ())
+
+
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
@@ -95,6 +121,10 @@ def test_the_digest_changes_with_every_number_and_not_with_the_description() -> 
         (lambda gpu, link: Cluster("", (gpu, gpu), ()), "device 'a': the name must not be empty, and no two"),
         (lambda gpu, link: Cluster("", (gpu,), (link,)), "link 'a' -> 'b': there is no device 'b'; the devices are a"),
         (lambda gpu, link: Cluster("", (gpu,), (), np.inf), "cluster: dispatch_seconds must be a finite number"),
+        (lambda gpu, link: typed(gpu, ("float32", 1.0)), "device 'a': flops_by_type must have each of tf32, bfloat16, "),
+        (lambda gpu, link: typed(gpu, ("bf16", 1.0)), "device 'a': flops_by_type must have each of tf32, bfloat16, "),
+        (lambda gpu, link: typed(gpu, *[("tf32", 1.0)] * 2), "device 'a': flops_by_type must have each of tf32, bfloat16, "),
+        (lambda gpu, link: typed(gpu, ("tf32", 0.0)), "device 'a': flops in tf32 must be a finite number above 0, got 0.0"),
     ],
 )
 def test_a_cluster_made_in_python_is_checked_too(cluster: Any, message: str) -> None:

@@ -152,6 +152,8 @@ ARRAY_RULES: list[tuple[str, dict[str, Any], str]] = [
     ("ops", {"groups": [0, -1, 2, 1]}, "ops[1] 'mm': group must be"),
     ("ops", {"flops": [0, np.nan, 0, 0]}, "ops[1] 'mm': flops must be"),
     ("ops", {"flops": [0, 0, 0, 1e300]}, "ops[3] 'w.update': flops must be"),
+    ("ops", {"compute": [0, 7, 0, 0]}, "ops[1] 'mm': compute must be at least 0 and below 7, got 7"),
+    ("ops", {"compute": [0, 0]}, "graph: every array must have one entry for each op"),
     ("ops", {"bytes_moved": [-1, 0, 0, 0]}, "ops[0] 'relu': nbytes_moved must be"),
     ("ops", {"bytes_moved": [0, 0, np.inf, 0]}, "ops[2] 'mm.backward': nbytes_moved must be"),
     ("ops", {"seconds": {"gpu": [0, 0, -1, 0]}}, "ops[2] 'mm.backward': seconds['gpu'] must be"),
@@ -268,6 +270,9 @@ CHANGES = {
     "ops.3.after": [0],
     "ops.1.flops": 1,
     "ops.1.nbytes_moved": 1,
+    "ops.1.compute": "bfloat16",
+    "ops.2.compute": "bfloat16",
+    "ops.2": tiny_data()["ops"][2] | {"compute": "float16"},
     "ops.1.devices": ["gpu"],
     "ops.1.micro_batch": 0,
     "ops.1.seconds": {"gpu": 0.005},
@@ -290,6 +295,15 @@ def test_shapes_do_not_change_the_digest() -> None:
     graph = tiny_graph()
     known = replaced(graph, tensors={"shapes": (Shape("float32", (5, 50)),), "shape": [0, -1, -1, 0, -1, -1]})
     assert (known.digest, known.untimed_digest) == (graph.digest, graph.untimed_digest)
+
+
+def test_the_type_that_an_op_computes_in_is_in_the_digest_but_not_in_that_of_a_plan() -> None:
+    """A plan stays valid if TF32 is switched on after it was made; recorded times do not."""
+    graph = tiny_graph()
+    with_tf32 = replaced(graph, ops={"compute": [0, 1, 1, 0]})
+    assert with_tf32.digest != graph.digest
+    assert with_tf32.untimed_digest == graph.untimed_digest
+    assert replaced(graph, ops={"compute": [0, 0, 0, 0]}).digest == graph.digest
 
 
 def test_the_digest_depends_on_where_a_row_ends() -> None:

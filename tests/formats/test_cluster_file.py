@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS
 from placewise.formats.cluster_file import format_cluster, parse_cluster, read_cluster, write_cluster
 
@@ -30,8 +32,10 @@ def clusters(draw: st.DrawFn) -> Cluster:
     """Draws a cluster of up to four devices, with shared channels, and with several links for a pair."""
     names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     memory, overhead = st.integers(0, 2**62), st.floats(0, 10)
+    types = st.dictionaries(st.sampled_from(COMPUTE_TYPES[1:]), POSITIVE).map(lambda table: tuple(table.items()))
     devices = tuple(
-        Device(name, draw(NAMES), draw(memory), draw(POSITIVE), draw(POSITIVE), draw(overhead)) for name in names
+        Device(name, draw(NAMES), draw(memory), draw(POSITIVE), draw(POSITIVE), draw(overhead), draw(types))
+        for name in names
     )
     channels = st.none() | st.sampled_from(["", "bus", "a->b"])
     links = [Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels)) for a in names for b in names if a != b]
@@ -53,7 +57,8 @@ def test_numpy_scalars_are_written_as_plain_numbers() -> None:
     """A measured cluster has them; their repr, np.float64(1.5), is not TOML."""
 
     def measured(integer: Any, single: Any, double: Any) -> Cluster:
-        devices = (Device(name, "gpu", integer(2**30), single(2.5), double(1e11), double(1e-6)) for name in ("a", "b"))
+        numbers = (integer(2**30), single(2.5), double(1e11), double(1e-6), (("tf32", single(5.5)),))
+        devices = (Device(name, "gpu", *numbers) for name in ("a", "b"))
         links = (Link("a", "b", double(1e9), single(0.5), "bus"), Link("b", "a", double(1e9), double(1e-5)))
         return Cluster("measured", tuple(devices), links, double(1e-6))
 
@@ -65,6 +70,17 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
     assert read_cluster(tmp_path / "cluster.toml").digest == mixed_cluster().digest
     assert Cluster.load(str(tmp_path / "cluster.toml")).digest == mixed_cluster().digest
     assert Cluster.load("2xK80").name == "2xK80"
+
+
+def test_flops_are_a_number_or_a_table_on_one_line() -> None:
+    data = tiny_cluster_data()
+    data["devices"][0]["flops"] = {"bfloat16": 7e14, "float32": 5e13, "tf32": 4e14}
+    written = format_cluster(parse_cluster(data))
+    assert re.findall("flops = .+", written) == [
+        "flops = {float32 = 50000000000000.0, tf32 = 400000000000000.0, bfloat16 = 700000000000000.0}",
+        "flops = 1000000000000.0",
+    ]
+    assert parse_cluster(tomllib.loads(written)).devices == parse_cluster(data).devices
 
 
 def with_memory(memory: Any) -> Cluster:
@@ -170,7 +186,7 @@ def wrong_fields() -> Broken:
     return cases
 
 
-NO_TOML = ("is not TOML",)
+NO_TOML, GPU_0 = ("is not TOML",), "devices[0] 'gpu:0'"
 SPECIAL: Broken = {
     "negative memory": (line('memory = "1MiB"', 'memory = "-1GiB"'), ("device 'gpu:0'", "memory must be at least 0")),
     "negative bytes": (line('memory = "1MiB"', 'memory = "-4096"'), ("device 'gpu:0'", "memory must be at least 0")),
@@ -201,6 +217,14 @@ SPECIAL: Broken = {
     "version text": (line("version = 1", "version = '1'"), ("version must be 1, got '1'",)),
     "version true": (line("version = 1", "version = true"), ("version must be 1, got true",)),
     "version huge": (line("version = 1", f"version = {HUGE}"), ("version must be 1, got a whole number of 80000 bits",)),
+    "flops without float32": (line("flops = 1e12", "flops = {tf32 = 1e12}"), (GPU_0, "a table that has float32")),
+    "flops of no type": (line("flops = 1e12", "flops = {float32 = 1, bf16 = 2}"), (GPU_0, "unknown type 'bf16'; the types")),
+    "flops of zero": (
+        line("flops = 1e12", "flops = {float32 = 1, tf32 = 0}"),
+        (GPU_0, "flops: tf32 must be a finite number"),
+    ),
+    "flops of text": (line("flops = 1e12", "flops = {float32 = '1'}"), (GPU_0, "flops: float32 must be a finite number")),
+    "flops in a table of its own": (line("flops = 1e12", "[flops]\nfloat32 = 1"), ("unknown field 'flops'",)),
     "two of a name": (GOOD.replace("gpu:1", "gpu:0"), ("device 'gpu:0'", "no two devices may have the same one")),
     "no name": (line('name = "gpu:0"', 'name = ""'), ("device ''", "name must not be empty")),
     "no kind": (line('kind = "gpu"', 'kind = ""'), ("device 'gpu:0'", "kind must not be empty")),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from placewise.core.cluster import Cluster, Device
 from placewise.core.errors import ClusterError
 from placewise.machines.presets import preset
 from placewise.machines.slices import slice_devices
@@ -19,6 +20,13 @@ def test_a_gpu_in_four_slices() -> None:
     assert cut.bytes_per_second[2, 5] == whole.bytes_per_second[0, 2]
     assert cut.channels[0, 5] == cut.channels[3, 5] != cut.channels[4, 5], "slices share their GPU's channels"
     assert cut.channels[0, 1] != cut.channels[1, 0]
+
+
+def test_a_slice_has_its_share_of_the_speed_in_every_type() -> None:
+    """A quarter of 10 flop/s in float32 and of 80 in float16 is 2.5 and 20."""
+    whole = Cluster("", (Device("gpu:0", "gpu", 8, 10.0, 4.0, flops_by_type=(("float16", 80.0),)),), ())
+    cut = slice_devices(whole, {"gpu:0": 4})
+    assert {(device.flops, device.flops_by_type) for device in cut.devices} == {(2.5, (("float16", 20.0),))}
 
 
 def test_a_device_that_is_not_there_is_not_cut() -> None:

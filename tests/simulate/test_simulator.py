@@ -73,11 +73,12 @@ def test_the_random_steps_have_what_they_should() -> None:
     """Of 500 steps, at least 20 have each of the features that the kernels treat separately."""
     counts: Counter[str] = Counter()
     for seed in range(500):
-        step, rng = random_step(seed, seed % 13, 1 + seed % 4, 60, ("colocated", "coarse:3")[seed % 2])
+        grouping = ("colocated", "coarse:3")[seed % 2]
+        step, rng = random_step(seed, seed % 13, 1 + seed % 4, 60, grouping, typed=seed % 3 == 0)
         counts.update(
             name for name, is_there in features(step, random_placements(step.problem, rng, 1)[0]).items() if is_there
         )
-    assert len(counts) == 18
+    assert len(counts) == 19
     assert min(counts.values()) >= 20, counts
 
 
@@ -95,6 +96,11 @@ def features(step: Step, placement: Ints) -> dict[str, bool]:
     ]
     return {
         "no op": not ops,
+        "another speed in another type": any(
+            reference.seconds_on(row, device) != reference.seconds_on(row | {"compute": "float32"}, device)
+            for row in ops
+            for device in step.cluster["devices"]
+        ),
         "one device": problem.num_devices == 1,
         "shared channel": len({channel for _, _, channel in links.values()}) < len(links),
         "dispatch time": step.cluster["dispatch_seconds"] > 0,

@@ -10,7 +10,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.errors import ClusterError
-from placewise.core.graph import MAX_BYTES, digest_of
+from placewise.core.graph import COMPUTE_TYPES, MAX_BYTES, digest_of
 from placewise.core.suggestions import did_you_mean
 
 
@@ -24,6 +24,14 @@ class Device:
     flops: float  # achievable floating-point operations per second, not the data sheet's peak
     bytes_per_second: float  # of its memory
     overhead_seconds: float = 0.0  # added to every op that does work
+    flops_by_type: tuple[tuple[str, float], ...] = ()  # the same in other types than float32, ordered as COMPUTE_TYPES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops_by_type", tuple(sorted(self.flops_by_type, key=_type_position)))
+
+    def flops_in(self, compute_type: str) -> float:
+        """Returns the achievable flops in a type; one that the device does not list counts as float32."""
+        return dict(self.flops_by_type).get(compute_type, self.flops)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,10 @@ class Cluster:
         devices = [[d.name, d.kind, d.memory_bytes] for d in self.devices]
         numbers = [[d.flops, d.bytes_per_second, d.overhead_seconds] for d in self.devices]
         links = (self.latency_seconds, self.bytes_per_second, np.array([self.dispatch_seconds]))
-        return digest_of([devices, self.channel_names], self.channels, np.array(numbers, np.float64), *links)
+        words: list[Any] = [devices, self.channel_names]
+        if any(d.flops_by_type for d in self.devices):  # others have the digest from before there were types
+            words.append([[[name, float(flops)] for name, flops in d.flops_by_type] for d in self.devices])
+        return digest_of(words, self.channels, np.array(numbers, np.float64), *links)
 
     @cached_property
     def _link_of(self) -> dict[tuple[int, int], Link]:
@@ -147,6 +158,11 @@ def copy_seconds(nbytes: Any, latency_seconds: Any, bytes_per_second: Any, num_c
     return seconds
 
 
+def _type_position(entry: tuple[str, float]) -> int:
+    """Returns where a type stands in COMPUTE_TYPES; one that does not is refused by the cluster."""
+    return COMPUTE_TYPES.index(entry[0]) if entry[0] in COMPUTE_TYPES else len(COMPUTE_TYPES)
+
+
 def _channel(link: Link) -> str:
     return f"{link.source}->{link.target}" if link.channel is None else link.channel
 
@@ -165,6 +181,7 @@ def _check(cluster: Cluster) -> None:
         if not 0 <= device.memory_bytes <= MAX_BYTES:
             _refuse(element, f"memory must be at least 0 and at most 2**62 bytes, got {device.memory_bytes}")
         _check_positive(element, flops=device.flops, bytes_per_second=device.bytes_per_second)
+        _check_types(element, device)
         _check_not_negative(element, overhead_seconds=device.overhead_seconds)
     for link in cluster.links:
         element = f"link {link.source!r} -> {link.target!r}"
@@ -181,6 +198,14 @@ def _check(cluster: Cluster) -> None:
         for target in names:
             if source != target and (source, target) not in given:
                 _refuse("links", f"there is no link from {source!r} to {target!r}, and no default_link")
+
+
+def _check_types(element: str, device: Device) -> None:
+    names = [name for name, _ in device.flops_by_type]
+    for name, flops in device.flops_by_type:
+        if name not in COMPUTE_TYPES[1:] or names.count(name) > 1:
+            _refuse(element, f"flops_by_type must have each of {', '.join(COMPUTE_TYPES[1:])} at most once, got {name!r}")
+        _check_positive(element, **{f"flops in {name}": flops})
 
 
 def _check_positive(element: str, **numbers: float) -> None:

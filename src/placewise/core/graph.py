@@ -17,6 +17,9 @@ TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation
 
 PHASES = ("forward", "backward", "update")
 
+# What an op can compute in; float32 unless it says otherwise. New ones go to the end: digests have the positions.
+COMPUTE_TYPES = ("float32", "tf32", "bfloat16", "float16", "float64", "float8", "int8")
+
 TENSOR_ARRAYS = ("nbytes", "kinds", "home", "alias_of", "shape")  # the arrays of Tensors
 
 MAX_BYTES = 2**62  # sums of a few such sizes still fit in 64 bits
@@ -75,10 +78,13 @@ class Ops:
     devices: tuple[tuple[str, ...] | None, ...]  # the kinds of device that can run it, None: all
     micro_batches: Ints  # [ops], or -1
     seconds: Mapping[str, Floats] = field(default_factory=dict)  # device name or kind -> given times [ops], NaN: none
+    compute: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [ops], index into COMPUTE_TYPES
 
     def __post_init__(self) -> None:
-        for name, dtype in (("phases", np.int64), ("groups", np.int64), ("micro_batches", np.int64)):
-            object.__setattr__(self, name, frozen(getattr(self, name), dtype))
+        if not len(self.compute):
+            object.__setattr__(self, "compute", np.zeros(len(self.names), np.int64))
+        for name in ("phases", "groups", "micro_batches", "compute"):
+            object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
         for name in ("flops", "bytes_moved"):
             object.__setattr__(self, name, _plain(getattr(self, name)))
         given = {key: _plain(self.seconds[key]) for key in sorted(self.seconds)}
@@ -146,20 +152,24 @@ class Graph:
     @cached_property
     def digest(self) -> str:
         """A SHA-256 over the content of the graph's file, without shapes."""
-        return self._digest(self.ops.seconds)
+        return self._digest(self.ops.seconds, self.ops.compute)
 
     @cached_property
     def untimed_digest(self) -> str:
-        """A SHA-256 that leaves out the given times: the same before and after they are measured."""
-        return self._digest({})
+        """A SHA-256 that leaves out what only changes times: given times, and the types that ops compute in.
 
-    def _digest(self, seconds: Mapping[str, Floats]) -> str:
+        It is the same before and after the times are measured, and with TF32 on and off.
+        """
+        return self._digest({}, np.zeros(0, np.int64))
+
+    def _digest(self, seconds: Mapping[str, Floats], compute: Ints) -> str:
         t, o = self.tensors, self.ops
         words = [self.name, t.names, o.names, o.kinds, o.devices, list(seconds)]
         arrays = [t.nbytes, t.kinds, t.home, t.alias_of, self.outputs, o.phases, o.groups, o.micro_batches]
         arrays += [array for ragged in (o.reads, o.writes, o.after) for array in (ragged.offsets, ragged.values)]
         numbers = [o.flops, o.bytes_moved, *seconds.values()]
-        return digest_of(words, *arrays, *numbers)
+        types = [compute] if compute.any() else []  # a graph in float32 has the digest from before there were types
+        return digest_of(words, *arrays, *numbers, *types)
 
 
 def digest_of(words: object, *arrays: NDArray[np.int64] | NDArray[np.float64]) -> str:
@@ -212,15 +222,15 @@ def _first(where: NDArray[np.bool_]) -> int | None:
 def _check_arrays(graph: Graph) -> None:
     """Checks the length and the range of every array."""
     o, t = graph.ops, graph.tensors
-    limits = {"phases": len(PHASES), "groups": len(o) + len(t)}
+    limits = {"phases": len(PHASES), "groups": len(o) + len(t), "compute": len(COMPUTE_TYPES)}
     lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
-    lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), *map(len, o.seconds.values())]
+    lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), len(o.compute), *map(len, o.seconds.values())]
     if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_ARRAYS):
         _refuse("graph", "every array must have one entry for each op or each tensor")
     for name, limit in limits.items():
         array = getattr(o, name)
         if (n := _first((array < 0) | (array >= limit))) is not None:
-            _refuse(_op(graph, n), f"{name[:-1]} must be at least 0 and below {limit}, got {array[n]}")
+            _refuse(_op(graph, n), f"{name.removesuffix('s')} must be at least 0 and below {limit}, got {array[n]}")
     rule = f"must be finite (below {MAX_NUMBER:g}) and not negative"
     for name, floats in {"flops": o.flops, "nbytes_moved": o.bytes_moved}.items():
         if (n := _first(~((floats >= 0) & (floats < MAX_NUMBER)))) is not None:

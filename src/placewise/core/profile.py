@@ -11,6 +11,7 @@ import numpy as np
 
 from placewise.core.arrays import Bools, Floats
 from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.costs import compute_seconds
 from placewise.core.errors import ProfileError
 from placewise.core.graph import Graph
 
@@ -147,7 +148,7 @@ def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> 
 
 def is_compute(graph: Graph, device: Device) -> Bools:
     """Returns whether each op is bound by compute, not by memory, on a device: [ops]."""
-    found: Bools = graph.ops.flops / device.flops > graph.ops.bytes_moved / device.bytes_per_second
+    found: Bools = compute_seconds(graph, device) > graph.ops.bytes_moved / device.bytes_per_second
     return found
 
 

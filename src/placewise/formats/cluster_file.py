@@ -8,6 +8,7 @@ import tomli_w
 
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError, one_line
+from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS, parse_bytes
 from placewise.formats.files import Fields, describe, read_bytes, write_bytes
 
@@ -55,14 +56,31 @@ def parse_cluster(data: Any, source: str = "cluster") -> Cluster:
 def _device(row: Any, element: str) -> Device:
     device = Fields(element, row, DEVICE_FIELDS, ClusterError)
     device.element = f"{element} {device.text('name')!r}"
+    speeds = _speeds(device)
     return Device(
         name=device.text("name"),
         kind=device.text("kind"),
         memory_bytes=_memory_bytes(device),
-        flops=device.number("flops", above_zero=True),
+        flops=speeds.pop("float32"),
         bytes_per_second=device.number("bytes_per_second", above_zero=True),
         overhead_seconds=device.number("overhead_seconds", 0),
+        flops_by_type=tuple(speeds.items()),
     )
+
+
+def _speeds(device: Fields) -> dict[str, float]:
+    """Returns the flops by type in 5e12 or {float32 = 5e12, bfloat16 = 7e13}; float32 must be there."""
+    given = device.get("flops")
+    if not isinstance(given, dict):
+        return {"float32": device.number("flops", above_zero=True)}
+    if unknown := [name for name in given if name not in COMPUTE_TYPES]:
+        raise device.wrong(f"flops names an unknown type {describe(unknown[0])}; the types are {', '.join(COMPUTE_TYPES)}")
+    if "float32" not in given:
+        raise device.wrong(
+            "flops must be a number, or a table that has float32, because types that it lacks count as float32"
+        )
+    table = Fields(f"{device.element}: flops", given, COMPUTE_TYPES, ClusterError)
+    return {name: table.number(name, above_zero=True) for name in given}
 
 
 def _memory_bytes(device: Fields) -> int:
@@ -115,11 +133,12 @@ def format_cluster(cluster: Cluster) -> str:
             "name": device.name,
             "kind": device.kind,
             "memory": _memory_text(int(device.memory_bytes)),
-            "flops": float(device.flops),  # not a numpy scalar, which is not a TOML number
-            "bytes_per_second": float(device.bytes_per_second),
+        }
+        speeds = {
+            "bytes_per_second": float(device.bytes_per_second),  # not a numpy scalar, which is not a TOML number
             "overhead_seconds": float(device.overhead_seconds),
         }
-        sections.append(f"[[devices]]\n{tomli_w.dumps(fields)}")
+        sections.append(f"[[devices]]\n{tomli_w.dumps(fields)}flops = {_flops_text(device)}\n{tomli_w.dumps(speeds)}")
     for link in cluster.links:
         fields = {
             "from": link.source,
@@ -131,6 +150,15 @@ def format_cluster(cluster: Cluster) -> str:
             fields["channel"] = link.channel
         sections.append(f"[[links]]\n{tomli_w.dumps(fields)}")
     return "\n".join(sections)
+
+
+def _flops_text(device: Device) -> str:
+    """Returns one number, or a table by type, which tomli_w would not write on one line."""
+    flops = repr(float(device.flops))
+    if not device.flops_by_type:
+        return flops
+    others = "".join([f", {name} = {float(speed)!r}" for name, speed in device.flops_by_type])
+    return f"{{float32 = {flops}{others}}}"
 
 
 def _memory_text(memory_bytes: int) -> str | int:

@@ -181,9 +181,9 @@ class Fields:
             raise self.wrong(f"{name} must be text, got {describe(value)}")
         return value
 
-    def choice(self, name: str, choices: tuple[str, ...]) -> int:
+    def choice(self, name: str, choices: tuple[str, ...], default: Any = ...) -> int:
         """Returns the index of a field's value among the choices."""
-        value = self.text(name)
+        value = self.text(name, default)
         if value not in choices:
             raise self.wrong(f"{name} must be one of {', '.join(choices)}, got {value!r}")
         return choices.index(value)

@@ -9,7 +9,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ragged
 from placewise.core.errors import GraphError
-from placewise.core.graph import PHASES, TENSOR_ARRAYS, TENSOR_KINDS, Graph, Ops, Shape, Tensors
+from placewise.core.graph import COMPUTE_TYPES, PHASES, TENSOR_ARRAYS, TENSOR_KINDS, Graph, Ops, Shape, Tensors
 from placewise.formats.files import Fields, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-graph", 1
@@ -19,8 +19,8 @@ GRAPH_FIELDS = ("format", "version", "name", "tensors", "ops", "outputs")
 TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of", "shape", "dtype")
 
 OP_FIELDS = (
-    "name", "kind", "phase", "group", "reads", "writes", "after", "flops", "nbytes_moved", "devices", "micro_batch",
-    "seconds",
+    "name", "kind", "phase", "group", "reads", "writes", "after", "flops", "nbytes_moved", "compute", "devices",
+    "micro_batch", "seconds",
 )  # fmt: skip
 
 
@@ -89,6 +89,7 @@ def _ops(rows: list[Any], source: str) -> Ops:
         devices=tuple([_devices(op) for op in ops]),
         micro_batches=np.array([op.integer("micro_batch", -1) for op in ops], np.int64),
         seconds=_seconds(ops),
+        compute=np.array([op.choice("compute", COMPUTE_TYPES, "float32") for op in ops], np.int64),
     )
 
 
@@ -145,9 +146,12 @@ def _op_rows(ops: Ops) -> list[dict[str, Any]]:
     rows = []
     columns = (
         ops.names, ops.kinds, ops.phases.tolist(), ops.groups.tolist(), ops.reads.lists(), ops.writes.lists(),
-        ops.after.lists(), _shortest(ops.flops), _shortest(ops.bytes_moved), ops.devices, ops.micro_batches.tolist(),
+        ops.after.lists(), _shortest(ops.flops), _shortest(ops.bytes_moved), ops.compute.tolist(), ops.devices,
+        ops.micro_batches.tolist(),
     )  # fmt: skip
-    for name, kind, phase, group, reads, writes, after, flops, moved, devices, micro_batch in zip(*columns, strict=True):
+    for name, kind, phase, group, reads, writes, after, flops, moved, compute, devices, micro_batch in zip(
+        *columns, strict=True
+    ):
         row = {"name": name, "kind": kind, "phase": PHASES[phase], "group": group, "reads": reads, "writes": writes}
         if after:
             row["after"] = after
@@ -155,6 +159,8 @@ def _op_rows(ops: Ops) -> list[dict[str, Any]]:
             row["flops"] = flops
         if moved:
             row["nbytes_moved"] = moved
+        if compute:
+            row["compute"] = COMPUTE_TYPES[compute]
         if devices is not None:
             row["devices"] = devices
         if micro_batch >= 0:

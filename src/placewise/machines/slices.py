@@ -44,6 +44,7 @@ def _slice(whole: Device, name: str, count: int) -> Device:
         memory_bytes=whole.memory_bytes // count,
         flops=whole.flops / count,
         bytes_per_second=whole.bytes_per_second / count,
+        flops_by_type=tuple((name, flops / count) for name, flops in whole.flops_by_type),
     )
 
 

@@ -36,12 +36,18 @@ def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
 
 
 def seconds_on(op: Any, device: Any) -> float:
-    """Returns how long an op runs on a device: a given time (by the device's name, then its kind), else the roofline."""
+    """Returns how long an op runs on a device: a given time (by the device's name, then its kind), else the roofline.
+
+    A device's `flops` is a number, or a table by the type that an op computes in; a type that it lacks counts as float32.
+    """
     given: dict[str, float] = op.get("seconds", {})
     for key in (device["name"], device["kind"]):
         if key in given:
             return given[key]
-    work: float = max(op.get("flops", 0) / device["flops"], op.get("nbytes_moved", 0) / device["bytes_per_second"])
+    flops = device["flops"]
+    if isinstance(flops, dict):
+        flops = flops.get(op.get("compute", "float32"), flops["float32"])
+    work: float = max(op.get("flops", 0) / flops, op.get("nbytes_moved", 0) / device["bytes_per_second"])
     overhead: float = device.get("overhead_seconds", 0.0)
     return work + overhead if work else 0.0
 
