@@ -22,6 +22,7 @@ class GraphBuilder:
         self.after: list[list[int]] = []
         self.flops: list[float] = []
         self.bytes_moved: list[float] = []
+        self.compute: list[int] = []  # index into COMPUTE_TYPES
         self.devices: list[tuple[str, ...] | None] = []
         self.owners: list[str] = []  # [ops], the parameter that an update op belongs to, or ""
         self.colocated: list[tuple[int, int]] = []  # pairs of ops that must be on one device for another reason
@@ -80,6 +81,7 @@ class GraphBuilder:
             bytes_moved=np.array(self.bytes_moved, np.float64),
             devices=tuple(self.devices),
             micro_batches=np.array(self.micro_batches, np.int64),
+            compute=np.array(self.compute, np.int64),
         )
         return Graph(name, tensors, ops, np.array(outputs, np.int64))
 

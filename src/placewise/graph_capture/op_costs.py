@@ -1,10 +1,11 @@
-"""Estimates what a recorded op costs: flops, bytes moved, and the kinds of device that can run it.
+"""Estimates what a recorded op costs: flops and their type, bytes moved, and the kinds of device that can run it.
 
 The flops of matrix products, convolutions and attention come from torch's flop counter. For all other ops they are
 `FLOPS_PER_ELEMENT` (1 by default, 0 for ops that only move data) times the number of elements of the largest tensor that the
-op reads or writes; these ops are bound by memory anyway. The bytes are the fewest that an op must move: every element of its
-inputs once, every element of its outputs once. A lookup (`LOOKUPS`) reads as much of its first input as it writes, a scatter
-(`SCATTERS`) writes as much as it reads, and an op that only overwrites (`OVERWRITES`) does not read what it overwrites.
+op reads or writes; these ops are bound by memory anyway, and count as float32. The bytes are the fewest that an op must
+move: every element of its inputs once, every element of its outputs once. A lookup (`LOOKUPS`) reads as much of its first
+input as it writes, a scatter (`SCATTERS`) writes as much as it reads, and an op that only overwrites (`OVERWRITES`) does not
+read what it overwrites.
 """
 
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from placewise.core.graph import COMPUTE_TYPES
 from placewise.graph_capture.views import View
 
 FLOPS_PER_ELEMENT = {
@@ -60,6 +62,12 @@ GPU_ONLY_PREFIXES = (
 INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
 
 
+TYPE_OF_DTYPE = {  # of the inputs of a product; all others count as float32
+    torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64", torch.complex128: "float64",
+    torch.float8_e4m3fn: "float8", torch.float8_e5m2: "float8", torch.int8: "int8",
+}  # fmt: skip
+
+
 def _grouped_mm_flops(a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
     """Returns the flops of a product of groups of rows with a matrix each: each row, or column, is in one group."""
     return 2 * int(a.numel()) * int(b.size(-1))
@@ -105,6 +113,25 @@ def estimated_flops(facts: OpFacts, inputs: list[View], outputs: list[View]) -> 
     if not facts.flops_per_element:
         return 0.0
     return float(facts.flops_per_element * max([view.elements for view in (*inputs, *outputs)], default=0))
+
+
+def compute_type(facts: OpFacts, dtype: torch.dtype | None) -> int:
+    """Returns the type that an op computes in if its first input has this dtype, as an index into COMPUTE_TYPES.
+
+    Products in float32 use TF32 if PyTorch's settings allow that on a GPU: by default for convolutions only.
+    """
+    name = "float32"
+    if facts.flops_formula is not None and dtype is not None:
+        name = TYPE_OF_DTYPE.get(dtype, name)
+        if dtype == torch.float32 and _uses_tf32(is_convolution="conv" in facts.name):
+            name = "tf32"
+    return COMPUTE_TYPES.index(name)
+
+
+def _uses_tf32(is_convolution: bool) -> bool:
+    """Returns PyTorch's setting; the older allow_tf32 sets the same, and can't be read where the newer one is in use."""
+    precision: Any = torch.backends.cudnn.conv if is_convolution else torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    return bool(precision.fp32_precision == "tf32")
 
 
 def bytes_moved(facts: OpFacts, inputs: list[View], outputs: list[View], written: list[View]) -> float:

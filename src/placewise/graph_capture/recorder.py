@@ -14,7 +14,14 @@ from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, Gra
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
-from placewise.graph_capture.op_costs import OpFacts, bytes_moved, device_kinds, estimated_flops, without_statistics
+from placewise.graph_capture.op_costs import (
+    OpFacts,
+    bytes_moved,
+    compute_type,
+    device_kinds,
+    estimated_flops,
+    without_statistics,
+)
 from placewise.graph_capture.program import HERE, Call, Check, Precondition, Resident, Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
@@ -345,7 +352,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         g.after.append(list(after))
         g.flops.append(self._flops(func, facts, args, kwargs, inputs, outputs, out))
         g.bytes_moved.append(bytes_moved(facts, inputs, outputs, written))
-        g.devices.append(device_kinds(facts.name, tensors[0].dtype if tensors else None))
+        dtype = tensors[0].dtype if tensors else None
+        g.compute.append(compute_type(facts, dtype))
+        g.devices.append(device_kinds(facts.name, dtype))
         g.owners.append(owner)
         return number
 
