@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS
 from placewise.formats.cluster_file import format_cluster, parse_cluster, read_cluster, write_cluster
@@ -317,3 +318,28 @@ def test_a_device_too_slow_to_ever_end_is_refused(
     (tmp_path / "cluster.toml").write_text(line("flops = 1e12", "flops = 1e-290"))
     command = ["info", str(tmp_path / "graph.json"), "--cluster", str(tmp_path / "cluster.toml"), "--json"]
     assert "ops[1] 'mm' would never finish on 'gpu:0'" in refused(command, capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("a." * 100_000 + "a = 1", "is not TOML: a key has more than 64 parts"),
+        ("[a" + ".a" * 80 + "]", "is not TOML: a key has more than 64 parts"),
+        ("a = " + "[" * 100_000, "is not TOML"),
+        ("x = 1\n" * 800_000, "it has 4,800,000 characters, 4,194,304 are read"),
+    ],
+    ids=["dots", "table", "brackets", "long"],
+)
+def test_what_a_parser_would_take_minutes_for_is_refused(tmp_path: Path, text: str, rule: str) -> None:
+    (tmp_path / "cluster.toml").write_text(text)
+    with pytest.raises(ClusterError, match=rule):
+        read_cluster(tmp_path / "cluster.toml")
+
+
+def test_too_many_devices_are_refused_before_their_links_are_made() -> None:
+    device = {"name": "d", "kind": "gpu", "memory": 1, "flops": 1, "bytes_per_second": 1}
+    data = {"devices": [device] * 513, "default_link": {"bytes_per_second": 1, "latency_seconds": 0}}
+    with pytest.raises(ClusterError, match="a cluster has at most 512 devices, got 513"):
+        parse_cluster(data)
+    with pytest.raises(ClusterError, match="a cluster has at most 512 devices, got 600"):
+        Cluster("many", tuple(Device(f"d{i}", "gpu", 1, 1.0, 1.0) for i in range(600)), ())

@@ -99,7 +99,7 @@ CHANGES = {  # what a stranger may have written, and the rule that refuses it
     "update runs set outcome = x'00ff'": "run 1: must be text",
     "update problems set graph = x'1f8b'": "the problem of run 1: is not a complete gzip file",
     "update problems set graph = 'text'": "the problem of run 1: its graph must be bytes",
-    "update problems set cluster = '['": "the problem of run 1: its cluster is not TOML",
+    "update problems set cluster = '['": "the problem of run 1: cluster: is not TOML",
     "update problems set cluster = 'x = 1'": "the problem of run 1: unknown field 'x'",
     "update problems set grouping = 'coarse:0'": "the problem of run 1: unknown grouping 'coarse:0'",
     "update problems set digest = 'other'": "the problem of run 1 is missing",
@@ -160,6 +160,25 @@ def test_random_damage_is_one_line_and_changes_nothing(runs: Path, capsys: pytes
         assert runs.read_bytes() == bytes(data)
         assert os.listdir(runs.parent) == [runs.name]
     assert refusals > 10
+
+
+@pytest.mark.parametrize("damage", ["orphans", "pages"])
+def test_a_search_does_not_write_to_a_damaged_file(runs: Path, damage: str) -> None:
+    """Batches without their run would become those of the next one; a damaged page may show only when it is written."""
+    if damage == "orphans":
+        with changing(runs) as connection:
+            connection.execute("delete from runs")
+    else:
+        data = bytearray(runs.read_bytes())
+        for page in range(4096, len(data), 4096):
+            data[page + 8 : page + 12] = b"\xff" * 4  # where its first two rows are
+        runs.write_bytes(data)
+    before = runs.read_bytes()
+    planner = Planner(Problem.of(tiny_graph(), tiny_cluster()), Request("random", {}, Budget(8), 7, "program", "m", "c"))
+    with pytest.raises(StoreError, match=r"runs\.db: is damaged: "):
+        planner.search(record=runs)
+    assert runs.read_bytes() == before
+    assert os.listdir(runs.parent) == [runs.name]
 
 
 # --- recovery ---

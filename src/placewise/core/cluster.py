@@ -1,6 +1,7 @@
 """The machine: devices, and the links between them."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,8 @@ from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES, MAX_BYTES, digest_of
 from placewise.core.suggestions import did_you_mean
+
+MAX_DEVICES = 512  # every pair of them has a link, and every op a time on each
 
 
 @dataclass(frozen=True)
@@ -172,9 +175,12 @@ def _check(cluster: Cluster) -> None:
     names = [device.name for device in cluster.devices]
     if not names:
         _refuse("devices", "a cluster needs at least one device")
+    if len(names) > MAX_DEVICES:
+        _refuse("devices", f"a cluster has at most {MAX_DEVICES} devices, got {len(names):,}")
+    known = Counter(names)
     for device in cluster.devices:
         element = f"device {device.name!r}"
-        if not device.name or names.count(device.name) > 1:
+        if not device.name or known[device.name] > 1:
             _refuse(element, "the name must not be empty, and no two devices may have the same one")
         if not device.kind:
             _refuse(element, "kind must not be empty")
@@ -186,7 +192,7 @@ def _check(cluster: Cluster) -> None:
     for link in cluster.links:
         element = f"link {link.source!r} -> {link.target!r}"
         for name in (link.source, link.target):
-            if name not in names:
+            if name not in known:
                 _refuse(element, f"there is no device {name!r}; the devices are {', '.join(names)}")
         if link.source == link.target:
             _refuse(element, "from and to must be different devices")

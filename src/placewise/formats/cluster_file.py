@@ -1,16 +1,15 @@
 """Reads and writes cluster.toml."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.cluster import MAX_DEVICES, Cluster, Device, Link
 from placewise.core.errors import ClusterError, one_line
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS, parse_bytes
-from placewise.formats.files import Fields, describe, read_bytes, write_bytes
+from placewise.formats.files import Fields, describe, parse_toml, read_bytes, write_bytes
 
 FORMAT, VERSION = "placewise-cluster", 1
 
@@ -26,10 +25,10 @@ LINK_FIELDS = ("from", "to", *DEFAULT_LINK_FIELDS, "both")
 def read_cluster(path: str | Path) -> Cluster:
     """Returns the cluster in a file; a ClusterError names the file, the element and the rule that does not hold."""
     try:
-        data = tomllib.loads(read_bytes(path, ClusterError).decode("utf-8"))
-    except (ValueError, RecursionError) as problem:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
+        text = read_bytes(path, ClusterError).decode("utf-8")
+    except UnicodeDecodeError as problem:
         raise ClusterError(f"{path}: is not TOML: {one_line(problem)}") from None
-    return parse_cluster(data, str(path))
+    return parse_cluster(parse_toml(path, text, ClusterError), str(path))
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
@@ -42,6 +41,8 @@ def parse_cluster(data: Any, source: str = "cluster") -> Cluster:
     top = Fields(source, data, CLUSTER_FIELDS, ClusterError)
     top.check_format(FORMAT, VERSION, optional=True)
     devices = tuple(_device(row, f"{source}: devices[{i}]") for i, row in enumerate(top.entries("devices")))
+    if len(devices) > MAX_DEVICES:  # before default_link is written out for all pairs
+        raise top.wrong(f"a cluster has at most {MAX_DEVICES} devices, got {len(devices):,}")
     links = _default_links(top, devices, source)
     for i, row in enumerate(top.entries("links", [])):
         links += _links(row, f"{source}: links[{i}]")

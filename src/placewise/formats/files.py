@@ -4,9 +4,11 @@ import gzip
 import io
 import json
 import os
+import re
 import secrets
 import stat
 import sys
+import tomllib
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +24,12 @@ MAX_INT = 2**63 - 1
 GZIP = b"\x1f\x8b"  # how a gzipped file begins
 
 MAX_FILE_BYTES, MAX_FILE_VARIABLE = 2**28, "PLACEWISE_MAX_FILE"  # a graph of 800,000 ops; the environment can change it
+
+MAX_TOML = 2**22  # characters: a cluster of 190 devices with every link written out
+
+MAX_KEY_PARTS = 64  # of a dotted key: Python's parser takes a time that grows with the square, or worse
+
+DEEP_KEY = re.compile(rf"""(?:[^\s=\[\]"'#.]++\s*+\.\s*+){{{MAX_KEY_PARTS}}}""")
 
 MAX_RATIO, SMALL_BYTES = 32, 2**25  # a gzipped file unpacks to 32 times its size (graphs: 13 times), or to 32 MiB
 
@@ -101,6 +109,18 @@ def parse_json(path: str | Path, data: bytes, error: type[InputError]) -> Any:
         return json.loads(data.decode("utf-8"), parse_constant=refuse)
     except (ValueError, RecursionError) as problem:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise error(f"{path}: is not JSON: {one_line(problem)}") from None
+
+
+def parse_toml(path: str | Path, text: str, error: type[InputError]) -> dict[str, Any]:
+    """Returns the content of a TOML file; what Python's parser would take minutes for is refused."""
+    if len(text) > MAX_TOML:
+        raise error(f"{path}: is not a cluster: it has {len(text):,} characters, {MAX_TOML:,} are read")
+    if DEEP_KEY.search(text):
+        raise error(f"{path}: is not TOML: a key has more than {MAX_KEY_PARTS} parts")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise error(f"{path}: is not TOML: {one_line(problem)}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

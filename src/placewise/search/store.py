@@ -6,8 +6,8 @@ import os
 import sqlite3
 import stat
 import time
-import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from placewise.core.arrays import Ints
 from placewise.core.errors import InputError, ProblemError, StoreError, one_line
 from placewise.core.problem import Problem
 from placewise.formats.cluster_file import format_cluster, parse_cluster
-from placewise.formats.files import check_regular, parse_json, unpack
+from placewise.formats.files import check_regular, parse_json, parse_toml, unpack
 from placewise.formats.graph_file import format_graph, parse_graph
 from placewise.search.driver import JudgedBatch, Outcome
 from placewise.search.run_rows import (
@@ -39,6 +39,8 @@ from placewise.search.run_rows import (
 APPLICATION_ID, VERSION = 0x504C5753, 1  # mark the file as ours, in SQLite's own fields
 
 SLOW_SECONDS = 0.05  # a batch that took longer is flushed to the disk before the next one
+
+CHECKED_BYTES = 2**26  # a file of up to this size is checked as a whole before it is written, which takes 0.2 s at most
 
 MAX_VALUE_BYTES = 2**28  # of one value in the file
 
@@ -104,7 +106,7 @@ class RunFile:
         except FAILURES as problem:
             raise self._explained(problem) from None
         try:
-            self._prepare(create)
+            self._prepare(create, read_only)
         except FAILURES as problem:
             self.close()
             raise self._explained(problem) from None
@@ -122,7 +124,7 @@ class RunFile:
         except (OSError, ValueError) as problem:  # ValueError: a null byte
             raise StoreError(f"{self.path}: can't be read: {getattr(problem, 'strerror', problem)}") from None
 
-    def _prepare(self, create: bool) -> None:
+    def _prepare(self, create: bool, is_read: bool) -> None:
         connection = self._connection
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
         connection.execute("pragma trusted_schema = off")  # what a hostile file could define is not called
@@ -139,6 +141,10 @@ class RunFile:
             raise StoreError(f"{self.path}: has version {version}, this placewise reads version {VERSION}")
         connection.execute("pragma synchronous = normal")
         self._check_schema()
+        if not is_read and self.path.stat().st_size <= CHECKED_BYTES:
+            found = next(self.rows("pragma quick_check(1)"), ("nothing",))[0]
+            if found != "ok":
+                raise self._explained(sqlite3.DatabaseError(str(found)))
 
     def _check_schema(self) -> None:
         """Refuses a file with other tables than ours; a view or a trigger could do anything."""
@@ -192,12 +198,29 @@ class RunFile:
         """Returns a new run, open for writing; `saved` is when it was created, and its number, if it was in another file."""
         graph = gzip.compress(format_graph(problem.graph).encode(), compresslevel=1, mtime=0)
         values = (problem.digest, graph, format_cluster(problem.cluster), problem.grouping)
-        self.execute("insert or ignore into problems values (?, ?, ?, ?)", values)
         created, number = (time.time(), None) if saved is None else saved  # SQLite finds a number where there is none
         fields = (number, specification.key, pack_specification(specification), created, "running")
-        cursor = self.execute("insert into runs (id, key, specification, created, status) values (?, ?, ?, ?, ?)", fields)
-        assert cursor.lastrowid is not None
+        with self._all_or_nothing():
+            self.execute("insert or ignore into problems values (?, ?, ?, ?)", values)
+            cursor = self.execute(
+                "insert into runs (id, key, specification, created, status) values (?, ?, ?, ?, ?)", fields
+            )
+            assert cursor.lastrowid is not None
+            if self.info(cursor.lastrowid).batches:
+                raise StoreError(f"{self.path}: is damaged: it has batches of run {cursor.lastrowid}, but not that run")
         return Run(self, cursor.lastrowid)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Commits what is written, unless something fails: a damaged file may show that only when it is written."""
+        self.execute("begin immediate")
+        try:
+            yield
+            self.execute("commit")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("rollback")
+            raise
 
     def numbers(self) -> Iterator[int]:
         """Yields the numbers of all runs, oldest first."""
@@ -411,8 +434,5 @@ def _problem_of(row: Row, source: str) -> Problem:
     if type(packed) is not bytes:
         raise StoreError(f"{source}: its graph must be bytes")
     graph = parse_graph(parse_json(source, unpack(packed, source, StoreError), StoreError), source)
-    try:
-        cluster = parse_cluster(tomllib.loads(require_text(text, source)), source)
-    except (ValueError, RecursionError) as problem:
-        raise StoreError(f"{source}: its cluster is not TOML: {one_line(problem)}") from None
+    cluster = parse_cluster(parse_toml(f"{source}: cluster", require_text(text, source), StoreError), source)
     return Problem.of(graph, cluster, require_text(grouping, source))

@@ -162,4 +162,4 @@ def test_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert output.read_text() == text
     head = {"format": "placewise-rows", "version": 1, "effort": {**BUDGET.__dict__}}
     output.write_text(json.dumps({**head, "rows": [{"table": "post"}]}))
-    assert "rows[0] must have table, model" in refused([*command, *QUICKLY], capsys)
+    assert "rows[0]: needs the field 'model'" in refused([*command, *QUICKLY], capsys)

@@ -15,6 +15,7 @@ from placewise.search.budget import DEFAULT_EVALUATIONS, DEFAULT_SECONDS, Budget
 
 if TYPE_CHECKING:
     from placewise.core.problem import Problem
+    from placewise.formats.files import Fields
 
 FORMAT, VERSION = "placewise-rows", 1
 
@@ -82,6 +83,8 @@ QUICK = RowBudget(evaluations=100, seconds=1.0)
 RowResult = dict[str, Any]  # table, model, cluster, ops, ..., strategies: name -> what it found
 
 _FIELDS = ("table", "model", "cluster", "ops", "groups", "bound", "bound_seconds", "pipelined_seconds", "strategies")
+
+_FOUND = ("step_seconds", "evaluations", "search_seconds", "problem")  # of a strategy
 
 
 @dataclass(frozen=True)
@@ -221,9 +224,28 @@ def _read(path: str | Path, budget: RowBudget) -> dict[str, RowResult]:
         if not isinstance(made, dict) or made.get(name, ...) != value:
             raise fields.wrong(f"was made with another {name} than {value}: use another file, or the same options")
     for number, row in enumerate(rows):
-        if not isinstance(row, dict) or not {*_FIELDS} <= {*row} or not isinstance(row["strategies"], dict):
-            raise fields.wrong(f"rows[{number}] must have {', '.join(_FIELDS)}")
+        _check_row(Fields(f"{path}: rows[{number}]", row, _FIELDS, InputError))
     return {_name(row): row for row in rows}
+
+
+def _check_row(row: "Fields") -> None:
+    """Refuses a result that the tables can't show."""
+    from placewise.formats.files import Fields
+
+    for name in ("table", "model", "cluster"):
+        row.text(name)
+    for name in ("ops", "groups"):
+        row.integer(name)
+    for name in ("bound_seconds", "pipelined_seconds"):
+        if row.get(name) is not None:
+            row.number(name)
+    for name, given in row.mapping("strategies").items():
+        found = Fields(f"{row.element}: strategies: {name!r}", given, _FOUND, InputError)
+        found.text("problem")
+        found.integer("evaluations")
+        found.number("search_seconds")
+        if found.get("step_seconds") is not None:
+            found.number("step_seconds")
 
 
 def _write(path: str | Path, budget: RowBudget, results: list[RowResult]) -> None:

@@ -1,0 +1,270 @@
+"""Every file that is read: a good one, how it is mutated, and the commands that read it."""
+
+import gzip
+import json
+import random
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from builders import profile_of_two_slices, tiny_data
+from captured import GOLDEN
+from command_line import TINY_CLUSTER_TOML, TINY_PLAN
+from formats.test_importers import SMALL_PROFILE, small_partitioning
+
+from fuzz.mutations import json_text, mutate_run_file, mutated_bytes, mutated_lines, mutated_tree, packed, toml_text
+from placewise.cli import main
+from placewise.cli.outputs import warn
+from placewise.core.errors import PlacewiseError
+from placewise.core.problem import Problem
+from placewise.evaluate.measured import Measure
+from placewise.experiments.bench import bench_rows
+from placewise.formats.cluster_file import read_cluster
+from placewise.formats.graph_file import read_graph
+from placewise.formats.profile_file import format_profile, read_profile
+from placewise.measure.profiler import apply_profile
+from placewise.models import load_step
+from placewise.report.terminal_text import printable
+from placewise.search import driver, planner
+from placewise.search.budget import Budget
+from placewise.search.driver import Progress
+from placewise.search.planner import Planner
+from placewise.search.request import Request, specify
+from placewise.search.store import RunFile
+
+TINY = ("--cluster", "cluster.toml")
+
+STRATEGIES = (
+    "random", "hill-climb", "annealing", "genetic", "heft", "cpop", "critical-path", "m-topo", "m-etf", "pipeline",
+    "balanced", "expert", "towers", "gpu-only", "cpu-only", "round-robin", "post", "metis", "scotch",
+)  # fmt: skip
+
+Mutate = Callable[[Path, random.Random], None]
+
+Command = list[str] | Callable[[], int]  # arguments of `placewise`, or a function that returns an exit code
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file: its name, how it is mutated, and the commands that read it."""
+
+    name: str
+    mutate: Mutate
+    commands: Callable[[random.Random], Command]
+    weight: int
+
+
+# --- good files ---
+
+
+def write_good_files(folder: Path) -> None:
+    """Writes a good file of each kind into the current folder."""
+    (folder / "graph.json").write_text(json.dumps(tiny_data()))
+    (folder / "graph.json.gz").write_bytes(gzip.compress(json.dumps(tiny_data()).encode(), 1, mtime=0))
+    (folder / "captured.json").write_bytes(gzip.decompress((GOLDEN / "captured.json.gz").read_bytes()))
+    (folder / "cluster.toml").write_text(TINY_CLUSTER_TOML)
+    plan = {**TINY_PLAN, "order": [0, 1, 2, 3], "strategy": "random", "seed": 0, "history": [[1, 0.5], [2, 0.25]]}
+    (folder / "plan.json").write_text(json.dumps({**plan, "peak_bytes": {"gpu:0": 9}, "parameters": {"batch": 4}}))
+    (folder / "profile.json").write_text(format_profile(profile_of_two_slices()))
+    (folder / "pipedream.txt").write_text(SMALL_PROFILE)
+    (folder / "partitioning.json").write_text(json.dumps(small_partitioning()))
+    assert main(["simulate", "graph.json", *TINY, "--plan", "plan.json", "--trace", "trace.json"]) == 0
+    for name in ("captured.json", "pipedream.txt", "partitioning.json"):
+        assert main(["place", name, "--cluster", "2xK80", "--strategy", "heft", "-o", f"{name}.plan", "--quiet"]) == 0
+    _write_runs(folder / "runs.db")
+    found = {"step_seconds": 0.5, "evaluations": 8, "search_seconds": 0.1, "problem": ""}
+    facts = {"ops": 4, "groups": 3, "bound": "work", "bound_seconds": 0.25, "pipelined_seconds": None}
+    results = {"strategies": {"auto": found, "gpu-only": {**found, "step_seconds": None}}}
+    rows = [{**asdict(row), **facts, **results} for row in bench_rows.ROWS[:2]]
+    head = {"format": bench_rows.FORMAT, "version": bench_rows.VERSION, "effort": asdict(bench_rows.RowBudget())}
+    (folder / "rows.json").write_text(json.dumps({**head, "rows": rows}))
+
+
+def _write_runs(path: Path) -> None:
+    """Writes a finished run, one that was stopped, and one that is to be measured."""
+    graph, cluster = read_graph("graph.json"), read_cluster("cluster.toml")
+    problem = Problem.of(graph, cluster)
+
+    def stop(progress: Progress) -> None:
+        if progress.evaluations >= 4:
+            raise KeyboardInterrupt
+
+    for number, listen in enumerate((None, stop)):
+        request = Request("random", {"batch": "2"}, Budget(8), number, model="graph.json", cluster="cluster.toml")
+        Planner(problem, request).search(listen, record=path)
+    with RunFile(path) as file:
+        request = Request("random", {}, Budget(8), model="os:abort", cluster="cluster.toml", measure=Measure())
+        file.create(specify(problem, request), problem).close()
+
+
+# --- how they are mutated ---
+
+
+def _json(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    if rng.randrange(3):
+        data = json_text(mutated_tree(json.loads(data), rng)).encode("utf-8", "replace")
+    else:
+        data = mutated_bytes(data, rng)
+    path.write_bytes(data if rng.randrange(12) else packed(data, rng))
+
+
+def _packed_json(path: Path, rng: random.Random) -> None:
+    _json(plain := path.with_suffix(""), rng)
+    path.write_bytes(packed(plain.read_bytes(), rng))
+
+
+def _toml(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    kind = rng.randrange(4)
+    if kind < 2:
+        data = toml_text(mutated_tree(tomllib.loads(data.decode()), rng)).encode("utf-8", "replace")
+    else:
+        data = mutated_bytes(data, rng) if kind == 2 else mutated_lines(data.decode(), rng).encode()
+    path.write_bytes(data)
+
+
+def _text(path: Path, rng: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(mutated_bytes(data, rng) if rng.randrange(2) else mutated_lines(data.decode(), rng).encode())
+
+
+# --- the commands that read them ---
+
+
+def _on(graph: str, cluster: str, plan: str, rng: random.Random) -> Command:
+    with_cluster = [graph, "--cluster", cluster]
+    search = ["--strategy", rng.choice(STRATEGIES), "--budget", str(rng.choice((1, 3, 9))), "--seed", "1"]
+    kind = rng.randrange(9)
+    if kind < 2:
+        return ["info", *(with_cluster if kind else [graph]), *rng.choice(([], ["--json"]))]
+    if kind == 2:
+        return ["bound", *with_cluster, *rng.choice(([], ["--check"], ["--json"]))]
+    if kind < 5:
+        return ["simulate", *with_cluster, "--plan", plan, "--trace", "out.json"]
+    if kind == 5:
+        return ["compare", *with_cluster, "--strategies", "random,heft", "--budget", "3", "--seeds", "1"]
+    grouping = [
+        "--grouping",
+        rng.choice(("module", "coarse:2", "single-consumer", "name-prefix:2", "module-by-micro-batch")),
+    ]
+    outputs = ["-o", "out.json", "--report", "page.html"]
+    return [
+        "place",
+        *with_cluster,
+        *search,
+        *rng.choice(([], grouping)),
+        *rng.choice(([], outputs, ["--run-file", "new.db"])),
+    ]
+
+
+def _plan(rng: random.Random) -> Command:
+    return rng.choice(
+        (
+            ["simulate", "graph.json", *TINY, "--plan", "plan.json", "--json"],
+            ["report", "plan.json", "--graph", "graph.json", *TINY, "-o", "page.html"],
+            ["place", "graph.json", *TINY, "--budget", "3", "--strategy", "post", "--set", "start=plan.json"],
+        )
+    )
+
+
+def _runs(rng: random.Random) -> Command:
+    place = ["place", "graph.json", *TINY, "--strategy", "random", "--set", "batch=2", "--budget", "8"]
+    return rng.choice(
+        (
+            ["runs", "runs.db"],
+            ["runs", "runs.db", "--json"],
+            ["runs", "runs.db", "--recover", "new.db"],
+            ["report", "runs.db", "-o", "page.html"],
+            ["report", "runs.db", "2", "-o", "page.html"],
+            partial(_resume, rng.choice((1, 2, 2, 3))),
+            [*place, "--seed", rng.choice("012"), "--run-file", "runs.db"],
+        )
+    )
+
+
+def _resume(number: int) -> int:
+    """Does what `placewise resume` does, but with a short search: a changed budget may be very long."""
+
+    def search(*given: Any, budget: Budget, **others: Any) -> Any:
+        return driver.search(*given, budget=Budget(min(budget.evaluations or 20, 20), 2.0), **others)
+
+    with patch.object(planner, "search", search):
+        return main(["resume", str(number), "--run-file", "runs.db", "--quiet"])
+
+
+def _profile(rng: random.Random) -> Command:
+    return _apply_profile
+
+
+def _apply_profile() -> int:
+    """Reads a profile and applies it to a captured step, as every command with --profile does."""
+    cluster = read_cluster("cluster.toml")
+    with _refusing() as refusal:
+        profile = read_profile("profile.json")
+        profile.check_covers(cluster, "profile.json")
+        apply_profile(_captured(), cluster, profile, 0.5)
+    return refusal.code
+
+
+@cache
+def _captured() -> Any:
+    return load_step("rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5")
+
+
+def _bench_rows(rng: random.Random) -> Command:
+    return _read_rows
+
+
+def _read_rows() -> int:
+    """Reads the results of `bench rows`, and prints its tables."""
+    with _refusing() as refusal:
+        results = bench_rows._read("rows.json", bench_rows.RowBudget())
+        for line in bench_rows.rows_page(list(results.values())):
+            print(printable(line))
+    return refusal.code
+
+
+class _Refusal:
+    """The exit code of something that is not a command."""
+
+    code = 0
+
+
+@contextmanager
+def _refusing() -> Iterator[_Refusal]:
+    refusal = _Refusal()
+    try:
+        yield refusal
+    except PlacewiseError as problem:
+        warn(str(problem))
+        refusal.code = 2
+
+
+def _import(name: str, rng: random.Random) -> Command:
+    command = ["import", name, "-o", "out.json", *rng.choice(([], ["--cluster-output", "out.toml"]))]
+    return rng.choice((command, _on(name, "2xK80", f"{name}.plan", rng)))
+
+
+def _trace(rng: random.Random) -> Command:
+    return ["report", "plan.json", "--graph", "graph.json", *TINY, "--measured", "trace.json", "-o", "page.html"]
+
+
+TARGETS = (
+    Target("graph.json", _json, partial(_on, "graph.json", "cluster.toml", "plan.json"), 6),
+    Target("captured.json", _json, partial(_on, "captured.json", "2xK80", "captured.json.plan"), 2),
+    Target("graph.json.gz", _packed_json, partial(_on, "graph.json.gz", "cluster.toml", "plan.json"), 2),
+    Target("cluster.toml", _toml, partial(_on, "graph.json", "cluster.toml", "plan.json"), 5),
+    Target("plan.json", _json, _plan, 3),
+    Target("profile.json", _json, _profile, 2),
+    Target("trace.json", _json, _trace, 2),
+    Target("runs.db", mutate_run_file, _runs, 6),
+    Target("pipedream.txt", _text, partial(_import, "pipedream.txt"), 2),
+    Target("partitioning.json", _json, partial(_import, "partitioning.json"), 2),
+    Target("rows.json", _json, _bench_rows, 1),
+)
