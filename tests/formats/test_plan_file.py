@@ -87,3 +87,31 @@ def test_a_number_beyond_all_floats_is_refused(files: Path, capsys: pytest.Captu
     for field in ('"history": [[1, 1e999]]', '"step_seconds": 1e999', '"gap": 1e999'):
         (files / "plan.json").write_text(json.dumps(TINY_PLAN)[:-1] + f", {field}}}")
         assert "must be a finite number" in refused(simulate_command(files), capsys)
+
+
+def test_a_plan_holds_its_machine(tmp_path: Path) -> None:
+    """Only a preset is known by its name alone."""
+    from compiled_steps import cpu_cluster, small_training
+    from torch import nn
+
+    import placewise as pw
+
+    model, optimizer, batch = small_training()
+    step = pw.capture(model, nn.MSELoss(), optimizer, batch)
+    plan = pw.place(step, cpu_cluster(2), evaluations=1)
+    plan.save(tmp_path / "plan.json")
+    read = Plan.load(tmp_path / "plan.json")
+    assert read == plan
+    assert read.machine is not None
+    assert read.machine.digest == cpu_cluster(2).digest
+    train_step = read.compile(step)  # without a cluster
+    assert [device.name for device in train_step.placed.devices] == ["cpu:0", "cpu:1"]
+    train_step.close()
+    assert pw.place(step, "4090+3060", evaluations=1).machine is None
+
+
+def test_the_machine_of_a_plan_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text('{"format": "placewise-plan", "version": 1, "placement": ["a"], "machine": {"devices": []}}')
+    with pytest.raises(PlanError, match=r"plan.json: machine: devices: a cluster needs at least one device"):
+        Plan.load(path)

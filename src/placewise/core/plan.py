@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from placewise.core.arrays import Ints
+from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError, PlanError
 from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
@@ -33,6 +34,7 @@ class Plan:
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
     history: tuple[tuple[int, float], ...] = ()  # (evaluations so far, seconds of the best step)
     predicted_seconds: float | None = None  # if step_seconds was measured: the simulated step; else None
+    machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 
     def save(self, path: str | Path) -> None:
         """Writes the plan to a file."""
@@ -68,9 +70,8 @@ class Plan:
     ) -> Any:
         """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
-        The default cluster is the preset that the plan names, or else this machine. `virtual` cuts GPUs into several
-        devices: {"cuda:0": 4}. `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory
-        (docs/run.md).
+        The default cluster is the plan's own, or else this machine. `virtual` cuts GPUs into several devices: {"cuda:0": 4}.
+        `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
         """
         from placewise.run.step.compiling import compile_plan
 

@@ -1,12 +1,14 @@
 """Reads and writes plan.json."""
 
 import json
-from dataclasses import asdict
+import tomllib
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from placewise.core.errors import PlanError
+from placewise.core.errors import ClusterError, PlanError
 from placewise.core.plan import Plan
+from placewise.formats.cluster_file import format_cluster, parse_cluster
 from placewise.formats.files import Fields, describe, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-plan", 1
@@ -31,7 +33,8 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Returns what a plan's file contains."""
-    return {"format": FORMAT, "version": VERSION, **asdict(plan)}
+    fields = {"format": FORMAT, "version": VERSION, **asdict(replace(plan, machine=None))}
+    return fields if plan.machine is None else {**fields, "machine": tomllib.loads(format_cluster(plan.machine))}
 
 
 def _findings(plan: Fields) -> dict[str, Any]:
@@ -49,6 +52,11 @@ def _findings(plan: Fields) -> dict[str, Any]:
     found["parameters"], peaks = plan.mapping("parameters", {}), plan.mapping("peak_bytes", {})
     devices = Fields(f"{plan.element}: peak_bytes", peaks, tuple(peaks), PlanError)
     found["peak_bytes"] = {device: devices.integer(device) for device in peaks}
+    if (machine := plan.get("machine", None)) is not None:
+        try:
+            found["machine"] = parse_cluster(machine, f"{plan.element}: machine")
+        except ClusterError as problem:
+            raise PlanError(str(problem)) from None
     if (fits := plan.get("fits", None)) not in (None, True, False) or type(fits) is int:
         raise plan.wrong(f"fits must be true or false, got {describe(fits)}")
     return {**found, "fits": fits, "history": _history(plan)}

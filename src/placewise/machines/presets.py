@@ -191,6 +191,11 @@ def preset(name: str) -> Cluster:
     return assemble(name, machine, lambda source, target: machine.gpus[source].nvlink is not None)
 
 
+def is_preset(cluster: Cluster) -> bool:
+    """Returns whether a cluster is the preset of its name."""
+    return cluster.name in PRESETS and preset(cluster.name).digest == cluster.digest
+
+
 def assemble(name: str, machine: Machine, can_reach: Callable[[int, int], bool]) -> Cluster:
     """Returns the machine as a cluster: its GPUs, then its CPU.
 

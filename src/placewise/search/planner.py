@@ -22,6 +22,7 @@ from placewise.core.problem import Problem
 from placewise.core.quantities import format_bytes
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
+from placewise.machines.presets import is_preset
 from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
@@ -134,6 +135,7 @@ class Planner:
             peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
             history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
             predicted_seconds=schedule.step_seconds if is_measured else None,
+            machine=None if is_preset(problem.cluster) else problem.cluster,
         )
 
 

@@ -31,7 +31,8 @@ def compile_plan(
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
 
-    If no cluster is given, it is the preset that the plan names, or this machine as `placewise detect` describes it.
+    If no cluster is given, it is the plan's own, or the preset that it names, or this machine as `placewise detect`
+    describes it.
     """
     if not isinstance(step, CapturedStep):
         raise ExecutionError(f"step must be a captured step (placewise.capture), got a {type(step).__name__}")
@@ -40,7 +41,9 @@ def compile_plan(
             f'virtual must be a dict from GPUs to numbers of slices, as in {{"cuda:0": 4}}, got {virtual!r}'
         )
     source = "plan"
-    if cluster is None and plan.cluster in PRESETS:
+    if cluster is None and plan.machine is not None:
+        cluster = plan.machine
+    elif cluster is None and plan.cluster in PRESETS:
         cluster = plan.cluster
     elif cluster is None:
         cluster, source = Cluster.detect(), "plan (no cluster was given, so this machine was detected)"
