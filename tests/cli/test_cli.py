@@ -274,7 +274,7 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("bench s", "scale scale-out simulate start suite"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
+    [("bench s", "scale scale-out setups simulate start suite"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
 )
 def test_bash_completes_benchmarks_and_their_options(capsys: pytest.CaptureFixture[str], words: str, offered: str) -> None:
     script = printed(capsys, "completion", "bash")
@@ -370,7 +370,7 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),
         "--delay S": ("scale-out",),
-        "MODEL": tuple(other for other in find_benchmarks() if other not in ("start", "scale", "execute")),
+        "MODEL": tuple(other for other in find_benchmarks() if other not in ("start", "scale", "execute", "setups")),
     }
     assert [option for option in owners if option in text] == [option for option, names in owners.items() if name in names]
 

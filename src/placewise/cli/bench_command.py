@@ -15,6 +15,7 @@ from placewise.cli.shared_options import (
     positive_argument,
     seconds_argument,
 )
+from placewise.core.errors import PlacewiseError
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -81,8 +82,8 @@ def _add_option(parser: argparse.ArgumentParser, entry: "Field[Any]") -> None:
     kind, text, metavar = (entry.metadata[name] for name in ("kind", "help", "metavar"))
     flag = f"--{entry.name.replace('_', '-')}"
     text += f" (default: {entry.default:g})" if type(entry.default) in (int, float) else ""
-    if kind == "models":
-        parser.add_argument(entry.name, nargs="*", metavar="MODEL", help=text)
+    if kind in ("models", "names"):
+        parser.add_argument(entry.name, nargs="*", metavar=metavar or "MODEL", help=text)
     elif kind in POSITIONAL_HELP:
         is_required = entry.default is MISSING
         text = POSITIONAL_HELP[kind] + ("" if is_required else f" (default: {entry.default})")
@@ -109,6 +110,8 @@ def _bench(options: argparse.Namespace) -> None:
     if not findings.is_complete:
         more = f"; {how_to_continue(options)}" if hasattr(options, "run_file") else ""
         warn(f"stopped: these are the results so far{more}")
+    if findings.failure:
+        raise PlacewiseError(findings.failure)
 
 
 def _benchmark(options: argparse.Namespace) -> "Benchmark":

@@ -21,7 +21,8 @@ FAST = "default: all but exact and the neural ones"  # in words, for help
 Rows = list[dict[str, Any]]  # figures by name; every row has the same names
 
 Kind = Literal[  # what an option takes
-    "models",  # any number of models; positional, as the next three
+    "names",  # any number of names; positional, as the next four
+    "models",  # any number of models
     "model",  # a model, or a graph file
     "run-model",  # a model that can be run
     "cluster",
@@ -49,6 +50,7 @@ class Findings:
     text: str  # what people read
     warnings: tuple[str, ...] = ()
     is_complete: bool = True  # False: Ctrl-C was pressed
+    failure: str = ""  # if not empty, the command ends with this line and an error
 
 
 class Benchmark(ABC):
