@@ -37,7 +37,7 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
 
 
 def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
-    """Returns the kernel of an op that keeps channels_last, where PyTorch's says that its result is contiguous."""
+    """Returns the kernel of an op whose result is laid out like one of its inputs, where PyTorch's says otherwise."""
 
     def kernel(*args: Any) -> Tensor:
         out: Tensor = op(*args)
@@ -49,6 +49,8 @@ def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
 OVERRIDES: dict[Any, Callable[..., Any]] = {
     aten.bincount.default: _bincount,
     aten.convolution.default: _convolution,
+    aten.hardtanh_backward.default: _in_format_of_input(aten.hardtanh_backward.default),
+    aten.hardswish_backward.default: _in_format_of_input(aten.hardswish_backward.default),
     aten.pixel_shuffle.default: _in_format_of_input(aten.pixel_shuffle.default),
     aten.pixel_unshuffle.default: _in_format_of_input(aten.pixel_unshuffle.default),
     aten.reflection_pad2d.default: _in_format_of_input(aten.reflection_pad2d.default),

@@ -1,5 +1,6 @@
 """What a recorded step assumes about the model besides its tensors; every step checks that it still holds."""
 
+import inspect
 from collections.abc import Collection
 from operator import is_
 from typing import Any
@@ -75,7 +76,13 @@ def _changed(what: str) -> StepChanged:
 
 
 def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuses hooks that a recording would leave out: the optimizer's, and those that run when gradients are ready."""
+    """Refuses hooks that a recording would leave out: the optimizer's, and those that run when gradients are ready.
+
+    An optimizer that must be given a closure calls the model itself, as often as it likes.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise CaptureError(f"{type(optimizer).__name__} needs a closure and calls the model itself, which can't be recorded")
     for kind, hooks in (
         ("step pre-hook", {**_global_optimizer_pre_hooks, **optimizer._optimizer_step_pre_hooks}),
         ("step post-hook", {**_global_optimizer_post_hooks, **optimizer._optimizer_step_post_hooks}),

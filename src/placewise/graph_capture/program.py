@@ -20,6 +20,13 @@ class Slot(int):
         return f"%{int(self)}"
 
 
+class Layout(NamedTuple):
+    """The sizes and strides of a tensor."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
 HERE = "here"  # the device argument of an op that creates a tensor: the device that runs it
 
 
@@ -93,4 +100,4 @@ class Program:
     gate: Gate | None = None
     checks: tuple[Check, ...] = ()
     preconditions: tuple[Precondition, ...] = ()
-    strides: tuple[tuple[int, ...] | None, ...] = ()  # [slots], of tensors on the meta device
+    layouts: tuple[Layout | None, ...] = ()  # [slots], of tensors on the meta device

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placewise.graph_capture.program import Branch, Call, Check, Gate, Precondition, Program, Resident, Slot
+from placewise.graph_capture.program import Branch, Call, Check, Gate, Layout, Precondition, Program, Resident, Slot
 
 
 class ProgramBuilder:
@@ -18,7 +18,7 @@ class ProgramBuilder:
         self.residents: list[Resident] = []
         self.checks: list[Check] = []
         self.preconditions: dict[tuple[Slot, str], Precondition] = {}
-        self.strides: list[tuple[int, ...] | None] = []  # [slots], of tensors on the meta device
+        self.layouts: list[Layout | None] = []  # [slots], of tensors on the meta device
         self.scalars: dict[float, Slot] = {}  # host scalars among the arguments of the present call, by value
         self._updates: list[tuple[Resident, Slot]] = []
         self._branches: dict[Any, Branch] = {}
@@ -30,10 +30,10 @@ class ProgramBuilder:
         self._host_slots: dict[int, Slot] = {}  # id of a host tensor -> its slot
         self._host_tensors: list[Tensor] = []  # keeps their ids from being reused
 
-    def new_slot(self, strides: tuple[int, ...] | None = None) -> Slot:
-        """Returns a slot for a new value; a tensor of the graph has strides."""
-        self.strides.append(strides)
-        return Slot(len(self.strides) - 1)
+    def new_slot(self, layout: Layout | None = None) -> Slot:
+        """Returns a slot for a new value; a tensor of the graph has a layout."""
+        self.layouts.append(layout)
+        return Slot(len(self.layouts) - 1)
 
     def call(self, function: Any, args: Any, kwargs: dict[str, Any], results: Iterable[Slot], op: int = -1) -> None:
         """Records a call; `op` is -1 if it belongs to no op of the graph."""
@@ -47,13 +47,13 @@ class ProgramBuilder:
             tuple(self.calls),
             tuple(self.residents),
             tuple(outputs),
-            len(self.strides),
+            len(self.layouts),
             tuple(self._updates),
             tuple(self._branches.values()),
             gate,
             tuple(self.checks),
             tuple(self.preconditions.values()),
-            tuple(self.strides),
+            tuple(self.layouts),
         )
 
     # --- tensors on the host: step counters, and numbers that are combined with tensors ---

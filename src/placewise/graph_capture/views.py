@@ -7,7 +7,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from placewise.core.errors import CaptureError
 from placewise.core.graph import Shape
 from placewise.graph_capture.graph_builder import GraphBuilder
-from placewise.graph_capture.program import Slot
+from placewise.graph_capture.program import Layout, Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 
 Geometry = tuple[int, torch.dtype, int | torch.SymInt, torch.Size, tuple[int, ...], bool]
@@ -73,7 +73,7 @@ class Views:
         geometry = _geometry(tensor)
         view = self._views.get(geometry)
         if view is None:
-            view = self._views[geometry] = View(self._program.new_slot(geometry[4]), geometry[0], tensor)
+            view = self._views[geometry] = View(self._program.new_slot(Layout(*geometry[3:5])), geometry[0], tensor)
             self.storages[view.slot] = geometry[0]
             self._bases.setdefault(geometry[0], (view.slot, tensor.dtype))
         return view

@@ -176,10 +176,10 @@ class LaneWriter:
         """Gives what an op has made the strides that it had when it was recorded."""
         source, call = self._source(run.device), self.resolved.op_calls[run.op]
         for slot, target in zip(call.results, targets, strict=True):
-            strides = self.resolved.program.strides[slot]
-            if target != "_" and strides:
+            layout = self.resolved.program.layouts[slot]
+            if target != "_" and layout is not None and layout.sizes:
                 name = f"fit_{slot:d}"
-                source.names[name] = self.layouts.fitter(run.op, strides)
+                source.names[name] = self.layouts.fitter(run.op, layout)
                 source.add(f"{target} = {name}({target})")
 
     def _free(self, names: list[str], device: int) -> None:

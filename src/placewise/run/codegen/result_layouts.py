@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from placewise.graph_capture.program import Layout
+
 
 class ResultLayouts:
     """Which ops give a result other strides than the recorded ones; the first step looks at all of them."""
@@ -21,11 +23,12 @@ class ResultLayouts:
         """Whether the results of an op are looked at."""
         return not self.is_known or op in self.differing
 
-    def fitter(self, op: int, strides: tuple[int, ...]) -> Callable[[Tensor | None], Tensor | None]:
-        """Returns the function that returns a result of an op with these strides; a gradient that nobody needs is None."""
+    def fitter(self, op: int, layout: Layout) -> Callable[[Tensor | None], Tensor | None]:
+        """Returns the function that returns a result of an op with this layout; a gradient that nobody needs is None."""
+        sizes, strides = layout
 
         def fit(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or tensor.stride() == strides:
+            if tensor is None or tensor.stride() == strides or tensor.size() != sizes:
                 return tensor
             if _same_elements(tensor, strides):
                 return tensor.as_strided(tensor.size(), strides)
