@@ -77,7 +77,14 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
 def test_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "clusters").splitlines()
     assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
-    assert list(printed_json(capsys, "clusters")) == list(PRESETS)
+    speeds = {words[0]: words[1] for line in lines[1:] if (words := re.split("  +", line))}
+    assert speeds["2xK80"] == "float32 3.06"
+    assert speeds["4xV100-nvlink"] == "float32 11, float16 87.5"
+    assert speeds["8xA100-nvlink"] == "float32 13.7, tf32 109, bfloat16 218"
+    assert speeds["4090+3060"] == "float32 57.8, bfloat16 116"
+    data = printed_json(capsys, "clusters")
+    assert list(data) == list(PRESETS)
+    assert data["8xA100-nvlink"]["devices"][0]["flops_by_type"]["tf32"] == pytest.approx(109.2e12)
 
 
 def test_one_cluster_is_printed_as_a_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,6 +214,17 @@ def test_info_with_a_cluster_shows_each_devices_time(
     assert [line.split() for line in text.splitlines()[-2:]] == [["gpu:0", "10", "ms"], ["gpu:1", "10", "ms"]]
     data = printed_json(capsys, "info", graph_file, "--cluster", cluster_file)
     assert data["device_seconds"] == {"gpu:0": pytest.approx(0.01), "gpu:1": pytest.approx(0.01)}
+
+
+def test_info_says_which_share_of_the_flops_is_in_which_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tiny_data()
+    for row, (flops, compute) in zip(
+        data["ops"], [(10, "float32"), (760, "bfloat16"), (200, "bfloat16"), (30, "tf32")], strict=True
+    ):
+        row |= {"flops": flops, "compute": compute}
+    (tmp_path / "graph.json").write_text(json.dumps(data))
+    text = printed(capsys, "info", str(tmp_path / "graph.json"))
+    assert "1 kflop (96.0% in bfloat16, 3.0% in tf32, 1.0% in float32), 0 B moved" in text.splitlines()
 
 
 def test_info_as_json(graph_file: str, capsys: pytest.CaptureFixture[str]) -> None:

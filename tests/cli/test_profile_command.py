@@ -21,6 +21,7 @@ from placewise.core.profile import Contention, Profile, ProfiledDevice
 from placewise.formats.cluster_file import read_cluster
 from placewise.formats.graph_file import read_graph, write_graph
 from placewise.formats.profile_file import read_profile, write_profile
+from placewise.measure.cpu_instrument import CpuInstrument
 from placewise.measure.profiler import measure_profile
 from placewise.search import planner as placing
 
@@ -141,10 +142,13 @@ def test_nothing_is_written_for_a_machine_that_is_not_here(files: Path, capsys: 
     assert not Path("p.json").exists()
 
 
-def test_detect_measures_what_it_describes(files: Path) -> None:
+def test_detect_measures_what_it_describes(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(CpuInstrument.sizes, roofline_rows=128)  # a product in float16 takes seconds on some processors
+    monkeypatch.setattr(CpuInstrument, "sizes", small)
     assert main(["detect", "--cpus", "2", "--measure", "-o", "m.toml"]) == 0
     measured, guessed = read_cluster("m.toml"), read_cluster("two.toml")
     assert measured.device_names == guessed.device_names == ("cpu:0", "cpu:1")
     assert measured.devices[0].memory_bytes == guessed.devices[0].memory_bytes
     assert measured.devices[0].flops != guessed.devices[0].flops
     assert all(device.flops > 0 and device.bytes_per_second > 0 for device in measured.devices)
+    assert [name for name, _ in measured.devices[1].flops_by_type] == ["bfloat16", "float16", "float64"]

@@ -23,6 +23,7 @@ def test_the_tiny_graph_by_hand() -> None:
         "ops_by_phase": {"forward": 2, "backward": 1, "update": 1},
         "ops_by_kind": {"aten.mm": 2, "aten.add_": 1, "aten.relu": 1},
         "flops_by_phase": {"forward": 0, "backward": 0, "update": 0},
+        "flops_by_type": {},
         "flops": 0,
         "nbytes_moved": 0,
         "resident_bytes": {"input": 1000, "parameter": 4000},
@@ -37,7 +38,8 @@ def test_the_tiny_graph_by_hand() -> None:
 
 def test_a_diamond_by_hand() -> None:
     """0 (1 s) -> 1 (2 s), 2 (3 s) -> 3 (4 s), and 4 (5 s) apart: the path is 1 + 3 + 4, the work 15."""
-    graph = wired([(0, 1), (0, 2), (1, 3), (2, 3)], 5, flops=[1, 2, 3, 4, 5], nbytes_moved=[10] * 5)
+    types = ["float32", "tf32", "float32", "float32", "tf32"]
+    graph = wired([(0, 1), (0, 2), (1, 3), (2, 3)], 5, flops=[1, 2, 3, 4, 5], nbytes_moved=[10] * 5, compute=types)
     seconds = np.array([1.0, 2, 3, 4, 5])
     facts = Statistics.of(graph, seconds)
     assert path_seconds(graph, seconds).tolist() == [1, 3, 4, 8, 5]
@@ -45,6 +47,7 @@ def test_a_diamond_by_hand() -> None:
     assert (facts.work_seconds, facts.critical_path_seconds, facts.parallelism) == (15, 8, 15 / 8)
     assert (facts.depth, facts.widest_level) == (3, 2)
     assert (facts.flops, facts.nbytes_moved, facts.flops_by_phase["forward"]) == (15, 50, 15)
+    assert facts.flops_by_type == {"float32": 8, "tf32": 7}
 
 
 def test_after_counts_as_waiting() -> None:

@@ -75,10 +75,10 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
 
 def test_flops_are_a_number_or_a_table_on_one_line() -> None:
     data = tiny_cluster_data()
-    data["devices"][0]["flops"] = {"bfloat16": 7e14, "float32": 5e13, "tf32": 4e14}
+    data["devices"][0]["flops"] = {"bfloat16": 7.5e14, "float32": 5e13, "tf32": 4e14}
     written = format_cluster(parse_cluster(data))
     assert re.findall("flops = .+", written) == [
-        "flops = {float32 = 50000000000000.0, tf32 = 400000000000000.0, bfloat16 = 700000000000000.0}",
+        "flops = {float32 = 5e+13, tf32 = 4e+14, bfloat16 = 7.5e+14}",
         "flops = 1000000000000.0",
     ]
     assert parse_cluster(tomllib.loads(written)).devices == parse_cluster(data).devices

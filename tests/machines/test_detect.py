@@ -125,6 +125,7 @@ def test_known_gpus_that_reach_each_other_use_nvlink(monkeypatch: pytest.MonkeyP
     fake_torch(monkeypatch, gpu_properties("NVIDIA H200"), gpu_properties("NVIDIA H200"), peers=True)
     cluster, expected = detect(), preset("2xH200")
     assert cluster.devices[0].flops == expected.devices[0].flops
+    assert cluster.devices[0].flops_by_type == expected.devices[0].flops_by_type
     assert cluster.devices[0].memory_bytes == 2**30
     assert (cluster.bytes_per_second == expected.bytes_per_second).all()
     assert cluster.channel_names == expected.channel_names
@@ -144,6 +145,38 @@ def test_an_unknown_gpu_gets_a_roofline_from_its_clocks(monkeypatch: pytest.Monk
     gpu = detect().devices[0]
     assert gpu.flops == pytest.approx(0.7 * 2.56e12)
     assert gpu.bytes_per_second == pytest.approx(0.8 * 160e9)
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "expected"),
+    [
+        (6, 1, [1, 1, 1]),  # no tensor cores: all types count as float32
+        (7, 5, [1, 1, 4]),  # they have neither TF32 nor bfloat16
+        (8, 6, [1, 2, 2]),
+        (8, 0, [8, 16, 16]),
+        (9, 0, [7.4, 14.8, 14.8]),
+        (99, 0, [1, 1, 1]),  # not known yet
+    ],
+)
+def test_the_capability_of_an_unknown_gpu_tells_its_tensor_cores(
+    monkeypatch: pytest.MonkeyPatch, major: int, minor: int, expected: list[float]
+) -> None:
+    fake_torch(monkeypatch, gpu_properties("Mystery", major=major, minor=minor), peers=False)
+    gpu = detect().devices[0]
+    assert [gpu.flops_in(name) / gpu.flops for name in ("tf32", "bfloat16", "float16")] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fma avx512f avx512_bf16 avx512_fp16 amx_bf16", {"bfloat16": 10, "float16": 2, "float64": 0.5}),
+        ("fma avx512f avx512_bf16", {"bfloat16": 2, "float16": 0.05, "float64": 0.5}),
+        ("fma avx512f", {"bfloat16": 0.05, "float16": 0.05, "float64": 0.5}),
+    ],
+)
+def test_speeds_in_other_types_follow_from_the_flags(flags: str, expected: dict[str, float]) -> None:
+    assert module._speed_by_type(f"flags\t\t: {flags}\n") == expected
+    assert module._speed_by_type("") == {}
 
 
 def test_an_unknown_gpu_without_clocks_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,8 +111,40 @@ def test_newer_gpus_are_faster_and_every_gpu_beats_its_host() -> None:
     assert [gpu.bytes_per_second for gpu in gpus] == sorted(gpu.bytes_per_second for gpu in gpus)
     for name in NAMES:
         *others, cpu = preset(name).devices
-        assert all(gpu.flops > cpu.flops and gpu.bytes_per_second > cpu.bytes_per_second for gpu in others)
+        assert all(gpu.flops_in(kind) > cpu.flops_in(kind) for gpu in others for kind in ("float32", "bfloat16", "float16"))
+        assert all(gpu.bytes_per_second > cpu.bytes_per_second for gpu in others)
         assert all(gpu.flops < 1e14 and gpu.bytes_per_second < 1e13 for gpu in others)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "K40" in name or "K80" in name])
+def test_the_papers_machines_have_one_speed_for_all_types(name: str) -> None:
+    """So steps, run files and tables from before there were types stay as they are."""
+    assert {device.flops_by_type for device in preset(name).devices} == {()}
+
+
+def test_peaks_of_tensor_cores_by_hand() -> None:
+    """0.7 of the dense peak with sums in float32: 125 TFLOPS of a V100 are 87.5, 165.2 of an RTX 4090 are 115.64."""
+    v100, a100, h200 = (preset(name).devices[0] for name in ("4xV100-nvlink", "8xA100-nvlink", "2xH200"))
+    big, small = preset("4090+3060").devices[:2]
+    assert v100.flops_in("float16") == pytest.approx(87.5e12)
+    assert v100.flops_in("tf32") == v100.flops_in("bfloat16") == v100.flops
+    assert [a100.flops_in(name) for name in ("tf32", "bfloat16")] == pytest.approx([109.2e12, 218.4e12])
+    assert [h200.flops_in(name) for name in ("tf32", "float16")] == pytest.approx([0.7 * 494.5e12, 0.7 * 989.5e12])
+    assert [big.flops_in("bfloat16"), small.flops_in("bfloat16")] == pytest.approx([115.64e12, 17.78e12])
+    assert (big.flops_in("tf32"), small.flops_in("tf32")) == (big.flops, small.flops), "TF32 is no faster on GeForce cards"
+
+
+def test_a_cpu_is_faster_in_types_that_it_has_instructions_for_and_slow_in_others() -> None:
+    """AMX in a Xeon 8480C: 10 times float32 in bfloat16; AVX512_BF16 in a Ryzen: twice; neither in an EPYC 7742."""
+    speeds = {
+        name: [preset(name).devices[-1].flops_in(kind) / preset(name).devices[-1].flops for kind in ("bfloat16", "float16")]
+        for name in ("2xH200", "laptop", "8xA100-nvlink")
+    }
+    assert speeds == {
+        "2xH200": pytest.approx([10, 2]),
+        "laptop": pytest.approx([2, 0.05]),
+        "8xA100-nvlink": pytest.approx([0.05, 0.05]),
+    }
 
 
 def test_the_papers_memory_is_what_they_state() -> None:

@@ -117,6 +117,7 @@ def test_the_machine_is_measured() -> None:
     assert 1e12 < measured.devices[0].flops < 1e15
     assert 1e11 < measured.devices[0].bytes_per_second < 1e13
     assert measured.devices[0].flops == measured.devices[SLICES - 1].flops
+    assert measured.devices[0].flops_in("bfloat16") > measured.devices[0].flops_in("float64")
     cpu = measured.device_names.index("cpu:0")
     assert 1e9 < measured.bytes_per_second[0, cpu] < 1e12
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from placewise.measure import cuda_instrument
 from placewise.measure.contention import measure_contention
 from placewise.measure.cuda_instrument import COPY_BYTES, CudaInstrument
 from placewise.measure.instruments import WorkSizes, instrument_of
+from placewise.measure.roofline import measure_roofline
 from placewise.run.devices import RealDevice
 
 SLICES = [RealDevice(f"gpu:{i}", "gpu", "cpu", launches_from_host=True, slice=(i, 3)) for i in range(3)]
@@ -103,6 +105,28 @@ def test_slices_share_copies_and_a_cache(cuda: StandIn) -> None:
     lengths = [len(factors) for factors in (found.compute, found.memory, found.copies, found.cached)]
     assert lengths == [3, 3, 4, 3], "copies are timed while up to three slices are busy"
     assert found.cache_bytes == 50_000_000
+
+
+def test_products_are_measured_in_each_type_and_only_those_in_tf32_may_use_it(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[tuple[torch.dtype, str], None] = {}
+    multiply, settings = torch.mm, torch.backends.cuda.matmul
+
+    def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        seen[a.dtype, settings.fp32_precision] = None
+        return multiply(a, b)
+
+    monkeypatch.setattr(torch, "mm", mm)
+    before = settings.fp32_precision
+    found = instrument_of(SLICES[0]).run(SLICES[0], partial(measure_roofline, SLICES[0]))
+    assert list(seen) == [
+        *((torch.float32, "ieee"), (torch.float32, "tf32"), (torch.bfloat16, "ieee")),
+        *((torch.float16, "ieee"), (torch.float64, "ieee")),
+    ]
+    assert settings.fp32_precision == before
+    assert [name for name, _ in found.flops_by_type] == ["tf32", "bfloat16", "float16", "float64"]
+    assert min(found.flops, *dict(found.flops_by_type).values()) > 0
 
 
 def test_names_launches_and_where_ops_run(cuda: StandIn) -> None:

@@ -27,10 +27,21 @@ def _clusters(options: argparse.Namespace) -> None:
     if options.json:
         print_json({cluster.name: cluster_fields(cluster) for cluster in clusters})
     else:
-        print(table(("cluster", "what it is"), [(c.name, c.description) for c in clusters], left=2))
+        rows = [(c.name, _speeds(c.devices[0]), c.description) for c in clusters]
+        print(table(("cluster", "Tflop/s of its first GPU", "what it is"), rows, left=3))
+
+
+def _speeds(device: Any) -> str:
+    """Returns a device's speed in float32, and in the types of training that are faster."""
+    faster = [name for name in ("tf32", "bfloat16", "float16") if device.flops_in(name) > device.flops]
+    shown = ["float32", *(name for name in faster if name != "float16" or "bfloat16" not in faster)]  # the same speed
+    return ", ".join(f"{name} {device.flops_in(name) / 1e12:.3g}" for name in shown)
 
 
 def cluster_fields(cluster: Any) -> dict[str, Any]:
     """Returns a cluster as --json prints it."""
     fields = ("name", "description", "devices", "links", "dispatch_seconds")
-    return {name: dataclasses.asdict(cluster)[name] for name in fields}
+    found = {name: dataclasses.asdict(cluster)[name] for name in fields}
+    for device in found["devices"]:
+        device["flops_by_type"] = dict(device["flops_by_type"])
+    return found

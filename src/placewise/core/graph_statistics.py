@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
+from placewise.core.graph import COMPUTE_TYPES, PHASES, TENSOR_KINDS, Graph
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Statistics:
     ops_by_phase: dict[str, int]
     ops_by_kind: dict[str, int]  # most frequent first
     flops_by_phase: dict[str, float]
+    flops_by_type: dict[str, float]  # that ops compute in, without those that have none
     flops: float
     nbytes_moved: float
     resident_bytes: dict[str, int]  # by kind of tensor
@@ -35,6 +36,7 @@ class Statistics:
         own = (graph.producer < 0) & (tensors.alias_of < 0)
         resident = np.bincount(tensors.kinds[own], weights=tensors.nbytes[own], minlength=len(TENSOR_KINDS))
         per_phase = np.bincount(ops.phases, minlength=len(PHASES))
+        type_flops = np.bincount(ops.compute, weights=ops.flops, minlength=len(COMPUTE_TYPES))
         phase_flops = np.bincount(ops.phases, weights=ops.flops, minlength=len(PHASES))
         work, path = float(op_seconds.sum()), float(path_seconds(graph, op_seconds).max(initial=0.0))
         levels = depths(graph)
@@ -45,6 +47,7 @@ class Statistics:
             ops_by_phase={phase: int(n) for phase, n in zip(PHASES, per_phase, strict=True)},
             ops_by_kind=dict(sorted(Counter(ops.kinds).items(), key=lambda item: (-item[1], item[0]))),
             flops_by_phase={phase: float(n) for phase, n in zip(PHASES, phase_flops, strict=True)},
+            flops_by_type={name: float(n) for name, n in zip(COMPUTE_TYPES, type_flops, strict=True) if n},
             flops=float(ops.flops.sum()),
             nbytes_moved=float(ops.bytes_moved.sum()),
             resident_bytes={kind: int(n) for kind, n in zip(TENSOR_KINDS, resident, strict=True) if n},

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from placewise.core.cluster import MAX_DEVICES, Cluster, Device, Link
@@ -155,11 +156,11 @@ def format_cluster(cluster: Cluster) -> str:
 
 def _flops_text(device: Device) -> str:
     """Returns one number, or a table by type, which tomli_w would not write on one line."""
-    flops = repr(float(device.flops))
     if not device.flops_by_type:
-        return flops
-    others = "".join([f", {name} = {float(speed)!r}" for name, speed in device.flops_by_type])
-    return f"{{float32 = {flops}{others}}}"
+        return repr(float(device.flops))
+    speeds = (("float32", device.flops), *device.flops_by_type)
+    entries = [f"{name} = {np.format_float_scientific(float(flops), trim='-', exp_digits=1)}" for name, flops in speeds]
+    return f"{{{', '.join(entries)}}}"
 
 
 def _memory_text(memory_bytes: int) -> str | int:

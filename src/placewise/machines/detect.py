@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,22 @@ from placewise.core.cluster import Cluster
 from placewise.core.quantities import format_count
 from placewise.machines import presets
 from placewise.machines.hardware_queues import request_hardware_queues
-from placewise.machines.presets import AVX2, AVX512, GIB, Cpu, Gpu, Machine, assemble
+from placewise.machines.presets import (
+    AMX,
+    AVX2,
+    AVX512,
+    AVX512_HALF,
+    FLOAT64,
+    GEFORCE_30,
+    GEFORCE_40,
+    GIB,
+    NO_HALF,
+    Cpu,
+    Gpu,
+    Machine,
+    assemble,
+    multiples,
+)
 
 KNOWN_GPUS = {  # by the driver's name without the brand; GPUs with similar names have different figures
     **dict.fromkeys(("K40", "K40c", "K40m", "K40s", "K40t"), presets.K40),
@@ -44,6 +59,19 @@ DEFAULT_CLOCK_HERTZ = 2.5e9
 DEFAULT_MEMORY_BYTES = 8 * GIB
 
 SSE = 16  # float32 flops per cycle of a core without 8-wide FMA (older x86, ARM NEON)
+
+TENSOR_CORES: Mapping[tuple[int, int], Mapping[str, float]] = {
+    # By compute capability: speed as a multiple of float32's. Where GeForce and professional cards share one, these are the
+    # GeForce cards', whose tensor cores sum up in float32 at half the rate.
+    (7, 0): {"float16": 8.0, "float64": 0.5},  # V100
+    (7, 5): {"float16": 4.0, "float64": 1 / 32},  # RTX 20 (Turing white paper)
+    (8, 0): {"tf32": 8.0, "bfloat16": 16.0, "float16": 16.0, "float64": 1.0},  # A100
+    (8, 6): GEFORCE_30,
+    (8, 9): GEFORCE_40,
+    (9, 0): {"tf32": 7.4, "bfloat16": 14.8, "float16": 14.8, "float64": 1.0, "float8": 29.5},  # H100
+    (10, 0): {"tf32": 14.0, "bfloat16": 28.0, "float16": 28.0, "float64": 0.5, "float8": 56.0},  # B200 data sheet
+    (12, 0): GEFORCE_40,  # RTX 50 (Blackwell white paper)
+}
 
 CanReach = Callable[[int, int], bool]
 
@@ -81,11 +109,14 @@ def _torch_gpu(properties: Any) -> Gpu:
     clock_hertz = getattr(properties, "clock_rate", 0) * 1e3
     memory_hertz = getattr(properties, "memory_clock_rate", 0) * 1e3
     bus_bytes = getattr(properties, "memory_bus_width", 0) / 8
+    peak_flops = cores * clock_hertz * 2 or DEFAULT_GPU_FLOPS  # a fused multiply-add counts as two
+    speeds = TENSOR_CORES.get((properties.major, properties.minor), {})
     return Gpu(
         _model(properties.name),
-        cores * clock_hertz * 2 or DEFAULT_GPU_FLOPS,  # a fused multiply-add counts as two
+        peak_flops,
         properties.total_memory,
         memory_hertz * 2 * bus_bytes or DEFAULT_GPU_BYTES_PER_SECOND,  # double data rate
+        peak_flops_by_type=multiples(peak_flops, speeds),
     )
 
 
@@ -160,6 +191,7 @@ def _cpu() -> Cpu:
         flops_per_cycle=_flops_per_cycle(info),
         peak_bytes_per_second=3.2e9 * max(num_cores, 16),
         memory_bytes=_memory_bytes(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
+        speed_by_type=_speed_by_type(info),
     )
 
 
@@ -193,10 +225,23 @@ def _num_cores(info: str, processors: Iterable[int], quota: str) -> int:
 
 def _flops_per_cycle(info: str) -> int:
     """Returns a core's float32 flops per cycle; AVX-512 counts only on Intel, because AMD's first chips halve it."""
-    flags = " ".join(_values(info, "flags")[:1]).split()
+    flags = _flags(info)
     if "avx512f" in flags and "GenuineIntel" in _values(info, "vendor_id"):
         return AVX512
     return AVX2 if "fma" in flags else SSE
+
+
+def _speed_by_type(info: str) -> Mapping[str, float]:
+    """Returns the speed in other types as multiples of float32's; nothing if the processor does not list what it can do."""
+    flags = _flags(info)
+    if not flags:
+        return {}
+    bfloat16 = AMX if "amx_bf16" in flags else AVX512_HALF if "avx512_bf16" in flags else NO_HALF
+    return {"bfloat16": bfloat16, "float16": AVX512_HALF if "avx512_fp16" in flags else NO_HALF, "float64": FLOAT64}
+
+
+def _flags(info: str) -> list[str]:
+    return " ".join(_values(info, "flags")[:1]).split()
 
 
 def _clock_hertz(info: str, max_kilohertz: str) -> float:

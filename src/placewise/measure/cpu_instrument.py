@@ -45,6 +45,7 @@ class CpuInstrument:
     """Measures devices of kind "cpu" (`Instrument` in instruments.py)."""
 
     sizes = WorkSizes(1024, 1 << 24, 512, 1 << 23, 4)
+    compute_types = ("float32", "bfloat16", "float16", "float64")
 
     def hardware(self, device: RealDevice) -> str:
         """Returns the number of threads, and the processor's name."""

@@ -64,6 +64,7 @@ class CudaInstrument:
     """Measures devices of kind "gpu" (`Instrument` in instruments.py)."""
 
     sizes = WorkSizes(8192, 1 << 27, 4096, 1 << 26, 8)
+    compute_types = ("float32", "tf32", "bfloat16", "float16", "float64")
 
     def hardware(self, device: RealDevice) -> str:
         """Returns the GPU's name, and how many slices it is cut into."""

@@ -50,6 +50,7 @@ class Instrument(Protocol):
     """Measures devices of one kind."""
 
     sizes: WorkSizes
+    compute_types: tuple[str, ...]  # that products are measured in
 
     def hardware(self, device: RealDevice) -> str:
         """Returns the machine's name for a device."""
