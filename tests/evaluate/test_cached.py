@@ -33,6 +33,15 @@ def test_orders_are_part_of_what_is_remembered() -> None:
     assert (cached.hits, cached.misses) == (3, 3)
 
 
+@pytest.mark.parametrize("known", [[0], [1], [2], [0, 1], [1, 2], [0, 2]])
+def test_rows_that_are_known_take_their_orders_along(known: list[int]) -> None:
+    """Each row has an order of its own, and only those of the rows that are evaluated go to the evaluator."""
+    cached, placements = Cached(Sums()), ints(3, 4, 5, 3, 4, 5, 3, 4, 5).reshape(3, 3)
+    orders = ints(0, 1, 2, 1, 0, 2, 2, 0, 1).reshape(3, 3)
+    cached(placements[known], orders[known])
+    assert cached(placements, orders).cost.tolist() == [12, 112, 212]
+
+
 def test_the_least_recently_used_row_is_forgotten_first() -> None:
     """Room for two rows: 0 and 1 come, 0 is used again, so 2 drives 1 out, and 0 is still known."""
     cached = Cached(Sums(), max_rows=2)

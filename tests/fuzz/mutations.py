@@ -91,7 +91,7 @@ def _change(container: Any, key: Any, nodes: list[tuple[Any, Any]], rng: random.
     elif kind == 4 and isinstance(container, dict):
         container[rng.choice((*HOSTILE_TEXTS, *map(str, container)))] = container.pop(key)
     elif kind == 5 and isinstance(value, (int, float)) and not isinstance(value, bool):
-        container[key] = rng.choice((value + 1, value - 1, -value, value * 2, value * 1e9))
+        container[key] = rng.choice((value + 1, value - 1, -value, value * 2, value * 10**9))
     elif kind == 6 and isinstance(value, str):
         at = rng.randrange(len(value) + 1)
         container[key] = value[:at] + rng.choice(HOSTILE_TEXTS) + value[at:]

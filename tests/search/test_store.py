@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,20 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     with RunFile(tmp_path / "runs.db", create=False) as file:
         assert file.find(specification(problem)) == 1
         assert file.find(specification(problem, seed=1)) is None
+
+
+def test_batches_are_numbered_without_a_gap(tmp_path: Path) -> None:
+    """From 0 on, in the file itself, also by the writer that goes on with the run."""
+    problem, evaluation = chain(), Evaluation(np.ones(1), np.ones(1), np.zeros(1, np.int64))
+    for _ in range(2):
+        with RunFile(tmp_path / "runs.db") as file:
+            number = file.find(specification(problem))
+            run = file.create(specification(problem), problem) if number is None else Run(file, number)
+            with run:
+                for _ in range(3):
+                    run.add(JudgedBatch(evaluation, {}, b"d" * 16, 0.25, None))
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as connection:
+        assert connection.execute("select run, number from steps").fetchall() == [(1, number) for number in range(6)]
 
 
 def test_the_names_that_people_gave_do_not_tell_runs_apart() -> None:

@@ -12,6 +12,7 @@ from placewise.cli.shared_options import (
     add_profile_options,
     seconds_argument,
 )
+from placewise.core.errors import PlacewiseError
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -42,7 +43,10 @@ def _bound(options: argparse.Namespace) -> None:
     found = bound(problem, seconds=options.seconds)
     if options.check:
         for part in found.parts:
-            check(problem, part.name, part.seconds, part.certificate)
+            try:
+                check(problem, part.name, part.seconds, part.certificate)
+            except ValueError as reason:
+                raise PlacewiseError(f"a bound has no proof, please report it: {reason}") from None
     single = fastest_alone(problem)
     if options.json:
         print_json(_data(problem, found, single))

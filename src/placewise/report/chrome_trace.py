@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.errors import InputError
+from placewise.core.errors import InputError, ProblemError
 from placewise.core.graph import PHASES, Graph
 from placewise.core.plan import digest_of_graph
 from placewise.core.problem import Problem
@@ -56,7 +56,11 @@ class MeasuredTrace:
 
 def write_trace(schedule: Schedule, path: str | Path, *, is_measured: bool = False) -> None:
     """Writes the trace into a file."""
-    write_bytes(path, json.dumps(trace_data(schedule, is_measured), allow_nan=False, separators=(",", ":")).encode())
+    try:
+        text = json.dumps(trace_data(schedule, is_measured), allow_nan=False, separators=(",", ":"))
+    except ValueError:  # a trace has microseconds, and 1e303 s has too many of them
+        raise ProblemError(f"{path}: can't be written: the step takes too long for a trace") from None
+    write_bytes(path, text.encode())
 
 
 def trace_data(schedule: Schedule, is_measured: bool = False) -> dict[str, Any]:

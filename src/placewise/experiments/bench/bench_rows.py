@@ -285,7 +285,7 @@ def _line(result: RowResult) -> list[str]:
         "-" if gap is None else f"{gap:.1%}",
         _ms(others.get(best)),
         best,
-        "-" if auto is None or not others else f"{auto / others[best]:.3f}",
+        "-" if auto is None or not others.get(best) else f"{auto / others[best]:.3f}",
         _ms(times.get("gpu-only")),
     ]
 
