@@ -1,0 +1,136 @@
+"""Plants small bugs in a copy of the tree, one at a time, and runs the tests that should fail.
+
+    python scripts/mutants.py                 all of them; a survivor is a bug that no test notices
+    python scripts/mutants.py --only kernels  those with this word in their file's name
+
+A mutant is a line that is searched for and what replaces it. One that no longer applies says so, and a test notices.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+MOST_SECONDS = 600.0  # of the tests of one mutant; a hang is noticed, too
+
+
+class Mutant(NamedTuple):
+    """A planted bug: in this file of src/placewise, `old` becomes `new`, and these tests should fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+SIMULATE, WAITS = "tests/simulate/test_simulator.py", "tests/run/lower"
+STORE, DAMAGED = "tests/search/test_store.py", "tests/search/test_damaged_run_files.py"
+DRIVER, CACHED, POOL = "tests/search/test_driver.py", "tests/evaluate/test_cached.py", "tests/evaluate/test_pool.py"
+LEARNED, IMPORTERS, BOUNDS = "tests/strategies/learned", "tests/formats/test_importers.py", "tests/bounds/test_bounds.py"
+PAGE = "tests/report/page"
+
+MUTANTS = (
+    Mutant("simulate/kernels.py", "if launch_at[place] < first:", "if launch_at[place] <= first:", SIMULATE),
+    Mutant("simulate/kernels.py", "begin = max(begin, busy[channel])", "begin = max(begin, 0.0)", SIMULATE),
+    Mutant("simulate/kernels.py", "busy[channel] = arrival\n", "busy[channel] = begin\n", SIMULATE),
+    Mutant("simulate/kernels.py", "begin = max(host, ends[maker]) if", "begin = ends[maker] if", SIMULATE),
+    Mutant("simulate/kernels.py", "start = max(start, ends[after_ops[after]])", "start = max(start, 0.0)", SIMULATE),
+    Mutant("simulate/kernels.py", "last_use[read_storages[read]] = ~position", "pass", SIMULATE),
+    Mutant("simulate/kernels.py", "copy_last_use[place] = position\n", "pass\n", SIMULATE),
+    Mutant("simulate/kernels.py", "return free.max(), num_copies", "return max(free[0], end), num_copies", SIMULATE),
+    Mutant("simulate/kernels.py", "used[devices[g]] += resident_bytes[g]", "used[devices[g]] = resident_bytes[g]", SIMULATE),
+    Mutant("simulate/kernels.py", "work.launch_at[work.launched[i]] = UNLAUNCHED", "pass", SIMULATE),
+    Mutant("run/lower/waits.py", "needs += [ran[earlier] for earlier in after[op]]", "pass", WAITS),
+    Mutant("run/lower/waits.py", "last_draw = number", "last_draw = -1", WAITS),
+    Mutant("run/lower/waits.py", "needs = [ran[makers[tensor]]] if makers[tensor] >= 0 else []", "needs = []", WAITS),
+    Mutant("run/lower/waits.py", ".get(source_queue, -1) >= source for", ".get(source_queue, -1) >= 0 for", WAITS),
+    Mutant("run/lower/waits.py", "known[other] = max(last, known.get(other, -1))", "known[other] = last", WAITS),
+    Mutant("bounds/longest_path.py", "least = longest.min(axis=1)", "least = longest.max(axis=1)", BOUNDS),
+    Mutant("bounds/longest_path.py", "through = heads + dag.seconds + tails", "through = heads + tails", BOUNDS),
+    Mutant("bounds/longest_path.py", "kept.add(source)", "pass", BOUNDS),
+    Mutant("bounds/shared_work.py", "np.where(self.problem.allowed, work, np.inf)", "work", BOUNDS),
+    Mutant("bounds/check/certificates.py", "seconds <= proved * (1 + TOLERANCE)", "seconds <= proved * 2", BOUNDS),
+    Mutant("search/driver.py", "np.where(fits, evaluation.cost, np.inf).argmin()", "evaluation.cost.argmin()", DRIVER),
+    Mutant("search/driver.py", "if evaluation.cost[row] < self.cost:", "if evaluation.cost[row] <= self.cost:", DRIVER),
+    Mutant("search/driver.py", "budget.evaluations - spent)", "budget.evaluations)", DRIVER),
+    Mutant("search/driver.py", "if batch.digest != _digest(proposal):", "if False:", DRIVER),
+    Mutant("search/driver.py", "spent - best.found_at >= budget.patience", "spent >= budget.patience", DRIVER),
+    Mutant("search/store.py", "self._count += 1", "self._count += 2", STORE),
+    Mutant("search/store.py", "self._count, self._last = self.info.batches,", "self._count, self._last = 0,", STORE),
+    Mutant("search/store.py", "if found != expected:", "if False:", DAMAGED),
+    Mutant("search/store.py", "os.O_CREAT | os.O_NOFOLLOW |", "os.O_CREAT |", DAMAGED),
+    Mutant("search/store.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", STORE),
+    Mutant("search/store.py", "if problem.digest != digest:", "if False:", f"{STORE} {DAMAGED}"),
+    Mutant("search/run_rows.py", "if specification.key != key:", "if False:", f"{STORE} {DAMAGED}"),
+    Mutant("evaluate/cached.py", "if orders is None or shared else orders[rows]", "if True else orders[rows]", CACHED),
+    Mutant("evaluate/cached.py", "self._rows.popitem(last=False)", "self._rows.popitem(last=True)", CACHED),
+    Mutant("evaluate/pool.py", "self.waiting.insert(0, number)", "pass", POOL),
+    Mutant("evaluate/pool.py", "for number in sorted(self.answers)", "for number in self.answers", POOL),
+    Mutant("report/page/html.py", '.replace("<", "\\\\u003c")', "", PAGE),
+    Mutant("formats/importers/pipedream.py", "gradient[i, j] for j in after[i]] or [i]", "i]", IMPORTERS),
+    Mutant("formats/importers/pipedream.py", "forward_seconds + layer.backward_seconds", "forward_seconds", IMPORTERS),
+    Mutant("formats/importers/dnn_partitioning.py", "rest_bytes -= output_bytes", "pass", IMPORTERS),
+    Mutant("formats/importers/dnn_partitioning.py", "kept += writes[n]", "pass", IMPORTERS),
+    Mutant("strategies/learned/maths.py", "weights[1:] *= 1 - decay", "weights *= 1 - decay", LEARNED),
+    Mutant("strategies/learned/maths.py", "better = baseline - seconds", "better = seconds - baseline", LEARNED),
+    Mutant("strategies/learned/maths.py", "- kl_weight * (new - old)", "+ kl_weight * (new - old)", LEARNED),
+    Mutant("strategies/learned/maths.py", "[rank - 1]]", "[rank - 2]]", LEARNED),
+    Mutant("strategies/learned/maths.py", "placements += points >= reach", "placements += points > reach", LEARNED),
+)
+
+
+def applied(mutant: Mutant, root: Path) -> str:
+    """Returns the file with the bug; a ValueError if the line is not there exactly once."""
+    text = (root / "src/placewise" / mutant.file).read_text("utf-8")
+    if (count := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.file}: {mutant.old!r} is there {count} times: write the mutant anew")
+    return text.replace(mutant.old, mutant.new)
+
+
+def survives(mutant: Mutant, copy: Path) -> bool:
+    """Plants a bug in a copy of the tree and returns whether its tests still pass; the copy is as before afterwards."""
+    path = copy / "src/placewise" / mutant.file
+    whole = path.read_bytes()
+    path.write_text(applied(mutant, copy), "utf-8")
+    # Kernels that others call are cached with their callers' files.
+    environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "NUMBA_CACHE_DIR": tempfile.mkdtemp(dir=copy)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]
+    try:
+        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=MOST_SECONDS, check=False)
+        if ended.returncode not in (0, 1, 2):
+            raise RuntimeError(f"pytest ended with {ended.returncode}: {ended.stdout.decode()[-500:]}")
+        return ended.returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        path.write_bytes(whole)
+
+
+def main() -> int:
+    """Runs the mutants; returns 1 if one survives or no longer applies."""
+    parser = argparse.ArgumentParser(description="Plants small bugs in a copy of the tree and runs the tests.")
+    parser.add_argument("--only", metavar="WORD", default="", help="only mutants of files whose name has this word")
+    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.file]
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="placewise-mutants-") as folder:
+        copy = Path(folder) / "tree"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "site", "demo", "*.nb[ic]"))
+        for mutant in chosen:
+            try:
+                said = "SURVIVES" if survives(mutant, copy) else "caught"
+            except (ValueError, RuntimeError) as problem:
+                said = f"FAILED {problem}"
+            failed += [mutant] if said != "caught" else []
+            print(f"{said:9} {mutant.file}: {mutant.old.strip()} -> {mutant.new.strip()}", flush=True)
+    print(f"{len(chosen)} mutants, {len(chosen) - len(failed)} caught")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
