@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import tiny_cluster
-from command_line import refused
+from command_line import refused, write_tiny_files
 
 import placewise as pw
 from placewise.cli import main
@@ -132,6 +132,21 @@ def test_strategies_lists_them_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(said(capsys)) == list(STRATEGIES)
     assert main(["strategies"]) == 0
     assert "hill-climb" in capsys.readouterr().out
+
+
+def test_memory_limits_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The tiny step is fastest on one GPU, where it needs 13,000 bytes (x, w, h, y and g); with less it takes both."""
+    write_tiny_files(tmp_path)
+    problem = [str(tmp_path / "graph.json"), "--cluster", str(tmp_path / "cluster.toml")]
+    plan = str(tmp_path / "plan.json")
+    assert main(["place", *problem, "--strategy", "random", "--budget", "50", "--memory", "gpu:0=12kB",
+                 "--memory", "gpu:1=12kB", "-o", plan, "--json"]) == 0  # fmt: skip
+    placed = said(capsys)
+    assert placed["fits"]
+    assert max(placed["peak_bytes"].values()) <= 12_000
+    assert set(placed["placement"]) == {"gpu:0", "gpu:1"}
+    assert main(["simulate", *problem, "--memory", "gpu:0=1kB", "--plan", plan, "--json"]) == 0
+    assert not said(capsys)["fits"]
 
 
 def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([*PLACE, "--run-file", "."], ".: can't be written: it is a folder"),
     ([*PLACE, "--tensorboard", "tiny.toml/curves"], "tiny.toml is not a folder"),
     ([*PLACE, "--measure", "--target-gap", "0.1"], "--target-gap can't be used with --measure: the bound holds only for"),
+    ([*PLACE, "--memory", "gpu:7=1GiB"], "memory: there is no device 'gpu:7'"),
+    ([*PLACE, "--memory", "gpu:0=900TiB"], "memory: 'gpu:0' has "),
     ([*PLACE, "--busy", "0.5"], "--busy needs --profile"),
     (["run", "cifar-cnn", "--cluster", "tiny.toml", "--plan", "plan.json", "--busy", "1"], "--busy needs --profile"),
     (

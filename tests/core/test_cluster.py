@@ -131,3 +131,13 @@ def test_a_cluster_made_in_python_is_checked_too(cluster: Any, message: str) -> 
     with pytest.raises(ClusterError) as caught:
         cluster(Device("a", "gpu", 1, 1.0, 1.0), Link("a", "b", 1.0, 0.0))
     assert str(caught.value).startswith(message)
+
+
+def test_a_limit_lowers_a_devices_memory_and_nothing_else() -> None:
+    cluster = tiny_cluster()
+    limited = cluster.limited({"gpu:1": 1000})
+    assert limited.memory_bytes.tolist() == [2**20, 1000]
+    assert replace(limited, devices=cluster.devices).digest == cluster.digest
+    assert cluster.limited({}) is cluster
+    with pytest.raises(ClusterError, match="memory: 'gpu:1' has 1 MiB, a limit can only lower it, got 2 MiB"):
+        cluster.limited({"gpu:1": 2**21})

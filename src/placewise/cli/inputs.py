@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_problem(options: argparse.Namespace) -> "Problem":
-    """Returns the problem of MODEL, --cluster, --profile and --grouping."""
+    """Returns the problem of MODEL, --cluster, --memory, --profile and --grouping."""
     from placewise.core.problem import Problem
 
     graph, cluster, _ = load_timed(options)
@@ -22,13 +22,16 @@ def load_problem(options: argparse.Namespace) -> "Problem":
 
 
 def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":
-    """Returns the graph of MODEL, the cluster, both with the measured times of --profile if it is given, and the profile."""
+    """Returns the graph of MODEL, the cluster within --memory, and the profile.
+
+    With --profile, both have its measured times.
+    """
     from placewise.core.cluster import Cluster
     from placewise.models import load_graph, load_step
 
     check_busy(options)
     model = options.model if model is None else model
-    cluster = Cluster.load(options.cluster)
+    cluster = Cluster.load(options.cluster).limited(dict(options.memory))
     if options.profile is None:
         is_run = getattr(options, "measure", False)  # then a graph file is refused at once
         return load_step(model).graph if is_run else load_graph(model), cluster, None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_busy, load_timed
 from placewise.cli.outputs import check_writable, print_json, warn
-from placewise.cli.shared_options import CLUSTER_HELP, MODEL_HELP, add_command, add_profile_options
+from placewise.cli.shared_options import CLUSTER_HELP, MODEL_HELP, add_command, add_memory_option, add_profile_options
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def add_report(commands: Any) -> None:
     parser.add_argument("-o", "--output", metavar="PAGE", required=True, help="the page.html to write")
     parser.add_argument("--graph", metavar="MODEL", help=f"for plans: {MODEL_HELP}")
     parser.add_argument("--cluster", metavar="C", help=f"for plans: {CLUSTER_HELP}")
+    add_memory_option(parser)
     parser.add_argument(
         "--measured", metavar="TRACE", help="for one plan: also show this trace.json that `placewise run` measured"
     )

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from placewise.core.quantities import parse_bytes
+
 RUN_MODEL_HELP = "a zoo model (nmt:layers=4), package.module:function or path/to/file.py:function"
 
 MODEL_HELP = "a zoo model (nmt:layers=4), a graph file, package.module:function or path/to/file.py:function"
@@ -76,13 +78,37 @@ def virtual_argument(text: str) -> tuple[str, int]:
     return name, int(count)
 
 
+def memory_argument(text: str) -> tuple[str, int]:
+    """Returns ("gpu:0", 2147483648) for "gpu:0=2GiB"."""
+    name, equals, amount = text.rpartition("=")
+    try:
+        if name and equals and (nbytes := parse_bytes(amount)) >= 0:
+            return name, nbytes
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"must be a device and its memory, as in gpu:0=2GiB, got {text!r}")
+
+
 # --- the problem ---
 
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL and --cluster."""
+    """Adds MODEL, --cluster and --memory."""
     parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
     add_cluster_option(parser)
+    add_memory_option(parser)
+
+
+def add_memory_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --memory."""
+    parser.add_argument(
+        "--memory",
+        metavar="DEVICE=SIZE",
+        type=memory_argument,
+        action="append",
+        default=[],
+        help="use only this much of a device's memory, as in gpu:0=2GiB (may be repeated)",
+    )
 
 
 def add_cluster_option(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES, MAX_BYTES, digest_of
+from placewise.core.quantities import format_bytes
 from placewise.core.suggestions import did_you_mean
 
 MAX_DEVICES = 512  # every pair of them has a link, and every op a time on each
@@ -79,6 +81,20 @@ class Cluster:
         from placewise.machines.detect import detect
 
         return detect()
+
+    def limited(self, memory_bytes: Mapping[str, int]) -> "Cluster":
+        """Returns the cluster with less memory on some devices: {"gpu:0": 2 * 2**30}."""
+        for name, limit in memory_bytes.items():
+            if name not in self.device_names:
+                raise ClusterError(f"memory: there is no device {name!r}: {did_you_mean(name, self.device_names)}")
+            has = int(self.memory_bytes[self.device_names.index(name)])
+            if not 0 <= limit <= has:
+                raise ClusterError(
+                    f"memory: {name!r} has {format_bytes(has)}, a limit can only lower it, got {format_bytes(limit)}"
+                )
+        limits = [memory_bytes.get(device.name, device.memory_bytes) for device in self.devices]
+        devices = [replace(device, memory_bytes=limit) for device, limit in zip(self.devices, limits, strict=True)]
+        return replace(self, devices=tuple(devices)) if memory_bytes else self
 
     @property
     def num_devices(self) -> int:
