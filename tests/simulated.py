@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
 from placewise.core.graph import COMPUTE_TYPES
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.formats.graph_file import parse_graph
 from placewise.simulate import reference
@@ -169,8 +169,33 @@ def give_types(rng: np.random.Generator, graph: dict[str, Any], cluster: dict[st
             device["flops"] = others | {"float32": device["flops"]}
 
 
+def give_options(rng: np.random.Generator, graph: dict[str, Any]) -> None:
+    """Makes the ops of about half of the groups optional, where that is possible: what they write stands for something.
+
+    Not possible are homes, and ops that come before all tensors.
+    """
+    ops, tensors = graph["ops"], graph["tensors"]
+    producer = {t: n for n, row in enumerate(ops) for t in row["writes"]}
+    homes = {entry["home"] for entry in tensors if "home" in entry}
+    for group in sorted({row["group"] for row in ops} - homes):
+        mine = [n for n, row in enumerate(ops) if row["group"] == group]
+        if rng.random() < 0.5 or not any(producer.get(t, -1) < mine[0] for t in range(len(tensors))):
+            continue
+        for n in mine:
+            ops[n]["optional"] = True
+            earlier = [t for t in range(len(tensors)) if producer.get(t, -1) < n]
+            for t in ops[n]["writes"]:
+                tensors[t]["stands_for"] = int(rng.choice(earlier))
+
+
 def random_step(
-    seed: int, num_ops: int, num_devices: int, memory: int, grouping: str, typed: bool = False
+    seed: int,
+    num_ops: int,
+    num_devices: int,
+    memory: int,
+    grouping: str,
+    typed: bool = False,
+    options: bool = False,
 ) -> tuple[Step, np.random.Generator]:
     """Returns a random step, in float32 or in several types, and the generator for what else a test draws."""
     rng = np.random.default_rng(seed)
@@ -178,11 +203,15 @@ def random_step(
     graph = random_graph(rng, num_ops, cluster)
     if typed:
         give_types(rng, graph, cluster)
+    if options:
+        give_options(rng, graph)
     return Step.of(graph, cluster, grouping), rng
 
 
-def steps(max_ops: int = 12, min_ops: int = 0, memory: int = 60) -> st.SearchStrategy[tuple[Step, np.random.Generator]]:
-    """Draws a random step; each device has up to `memory` bytes, tensors have up to 8."""
+def steps(
+    max_ops: int = 12, min_ops: int = 0, memory: int = 60, options: bool = False
+) -> st.SearchStrategy[tuple[Step, np.random.Generator]]:
+    """Draws a random step; each device has up to `memory` bytes, tensors have up to 8. It may have optional ops."""
     return st.builds(
         random_step,
         seed=st.integers(0, 2**32 - 1),
@@ -191,6 +220,7 @@ def steps(max_ops: int = 12, min_ops: int = 0, memory: int = 60) -> st.SearchStr
         memory=st.just(memory),
         grouping=st.sampled_from(GROUPINGS),
         typed=st.booleans(),
+        options=st.just(options),
     )
 
 
@@ -199,6 +229,11 @@ def random_placements(problem: Problem, rng: np.random.Generator, count: int) ->
     weights = np.where(problem.allowed, rng.random((count, problem.num_groups, problem.num_devices)), -1.0)
     placements: Ints = weights.argmax(axis=2)
     return placements
+
+
+def leave_some_out(problem: Problem, placements: Ints, rng: np.random.Generator) -> Ints:
+    """Returns the placements with some groups of optional ops nowhere: [count, groups]."""
+    return np.where(problem.optional & (rng.random(placements.shape) < 0.5), NOWHERE, placements)
 
 
 def random_order(problem: Problem, rng: np.random.Generator) -> Ints:

@@ -11,9 +11,10 @@ from captured import captured_problem
 from exhaustive import best_step
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from simulated import GROUPINGS, Step, gpus, random_step, takes
+from simulated import GROUPINGS, Step, gpus, leave_some_out, random_placements, random_step, takes
 
 from placewise.bounds.best_bound import Bound, bound
+from placewise.bounds.certain_part import certain_part
 from placewise.bounds.check.certificates import check
 from placewise.bounds.limits import LIMITS
 from placewise.core.cluster import Cluster
@@ -118,6 +119,18 @@ def test_no_bound_exceeds_the_best_step(seed: int, num_ops: int, num_devices: in
     assume(np.isfinite(best))
     assert found.seconds <= best
     assert found.seconds == max(one.seconds for one in found.parts)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(4, 16), st.integers(1, 4))
+@settings(max_examples=60)
+def test_no_bound_exceeds_a_step_with_optional_ops(seed: int, num_ops: int, num_devices: int) -> None:
+    step, rng = random_step(seed, num_ops, num_devices, 10**6, "colocated", options=True)
+    problem = step.problem
+    placements = leave_some_out(problem, random_placements(problem, rng, 200), rng)
+    found = bound(problem, seconds=THOROUGH)
+    assert found.seconds <= Simulator(problem, threads=1)(placements).step_seconds.min()
+    for one in found.parts:
+        check(certain_part(problem), one.name, one.seconds, one.certificate)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(6, 20), st.integers(1, 4))

@@ -184,7 +184,17 @@ def test_wrong_input_is_refused(graph: Path, others: list[str], rule: str, capsy
 
 @pytest.mark.parametrize(
     "others",
-    [["--budget", "0"], ["--budget", "x"], ["--seconds", "-1"], ["--seed", "-1"], ["--order", "x"], ["--target-gap", "-1"]],
+    [
+        ["--memory", "gpu:0"],
+        ["--memory", "gpu:0=lots"],
+        ["--memory", "gpu:0=-1"],
+        ["--budget", "0"],
+        ["--budget", "x"],
+        ["--seconds", "-1"],
+        ["--seed", "-1"],
+        ["--order", "x"],
+        ["--target-gap", "-1"],
+    ],
 )
 def test_wrong_options_are_refused_in_one_line(graph: Path, others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -117,6 +117,42 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int], st
         [],
         "tensors[1] 'v': shares the memory of tensor 0, which is written later",
     ),
+    "optional without stands_for": (
+        [tensor(), tensor("v")],
+        [op(writes=[1], optional=True)],
+        [],
+        "tensors[1] 'v': must have stands_for, because op 0, which writes it, is optional",
+    ),
+    "stands_for of an op that always runs": (
+        [tensor(), tensor("v", stands_for=0)],
+        [op(writes=[1])],
+        [],
+        "tensors[1] 'v': has stands_for, but no optional op writes it",
+    ),
+    "stands_for of something later": (
+        [tensor("v", stands_for=1), tensor()],
+        [op(writes=[0], optional=True), op(group=1, writes=[1])],
+        [],
+        "tensors[0] 'v': stands for tensor 1, which is not written before it",
+    ),
+    "stands_for of nothing": (
+        [tensor("v", stands_for=7)],
+        [op(writes=[0], optional=True)],
+        [],
+        "tensors[0] 'v': stands_for names tensor 7, there are only 1",
+    ),
+    "half of a group is optional": (
+        [tensor(), tensor("v", stands_for=0)],
+        [op(writes=[1], optional=True), op("other")],
+        [],
+        "ops[1] 'other': is not optional, but others of its group 0 are",
+    ),
+    "a home that may be nowhere": (
+        [tensor("w", home=0), tensor("v", stands_for=0)],
+        [op(writes=[1], optional=True)],
+        [],
+        "tensors[0] 'w': its home 0 is a group of optional ops, which may be nowhere",
+    ),
     "in place in another group": (
         [tensor(home=1), tensor("v", alias_of=0)],
         [op("add_", writes=[1])],

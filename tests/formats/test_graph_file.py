@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import graph_rows, graphs, tiny_data, tiny_graph
 from command_line import refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulated import Step, steps
 
 from placewise.core.errors import GraphError
 from placewise.core.graph import Graph, Shape
@@ -372,3 +374,13 @@ def test_any_change_of_any_byte_is_read_or_refused_in_one_line(tmp_path: Path, d
         message = str(problem)
     assert message == "" or message.startswith(f"{path}: ")
     assert len(message.splitlines()) <= 1
+
+
+@settings(max_examples=100)
+@given(steps(options=True))
+def test_optional_ops_survive_the_file(drawn: tuple[Step, np.random.Generator]) -> None:
+    graph = drawn[0].problem.graph
+    again = parse_graph(json.loads(format_graph(graph)))
+    assert again.digest == graph.digest
+    assert again.ops.optional.tolist() == graph.ops.optional.tolist()
+    assert again.tensors.stands_for.tolist() == graph.tensors.stands_for.tolist()

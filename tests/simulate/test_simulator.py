@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numba import njit
 from numba.core.caching import FunctionCache
 from numba.core.dispatcher import Dispatcher
-from simulated import Step, gpus, random_order, random_placements, random_step, steps, takes
+from simulated import Step, gpus, leave_some_out, random_order, random_placements, random_step, steps, takes
 
+from placewise.cli.simulate_command import schedule_json
 from placewise.core.arrays import Ints
 from placewise.core.cluster import copy_seconds
 from placewise.core.errors import ProblemError
@@ -67,6 +68,27 @@ def test_equal_to_the_reference(drawn: tuple[Step, np.random.Generator], is_orde
     step, rng = drawn
     placement = random_placements(step.problem, rng, 1)[0]
     assert_equal(step, placement, random_order(step.problem, rng) if is_ordered else None)
+
+
+@settings(max_examples=1000)
+@given(steps(max_ops=12, options=True), st.booleans())
+def test_optional_ops_equal_to_the_definition(drawn: tuple[Step, np.random.Generator], is_ordered: bool) -> None:
+    """With groups that are nowhere; by our reference, and by the definition itself where it is there."""
+    step, rng = drawn
+    problem = step.problem
+    placement = leave_some_out(problem, random_placements(problem, rng, 1), rng)[0]
+    present = problem.present(placement)
+    order = present.restore_order(random_order(present.problem, rng)) if is_ordered else None
+    simulator = Simulator(problem, "program", threads=1)
+    seconds, peaks, _ = simulator.simulate(placement[None], None if order is None else order[None])
+    schedule = simulator.schedule(placement, order)
+    definitions = [reference.simulate] + ([load_definition().simulate] if DEFINITION.exists() else [])
+    for simulate in definitions:
+        launches = None if order is None else order.tolist()
+        expected = simulate(step.graph, step.cluster, problem.expand(placement), launches)
+        assert seconds.tolist() == [expected["step_seconds"]]
+        assert peaks.tolist() == [list(expected["peak_bytes"].values())]
+        assert schedule_json(schedule) == expected
 
 
 def test_the_random_steps_have_what_they_should() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from placewise.bounds.certain_part import certain_part
 from placewise.bounds.dag import Dag, build_dag
 from placewise.bounds.longest_path import longest_path
 from placewise.bounds.segments import Segmented, best_segments
@@ -33,8 +34,9 @@ def bound(problem: Problem, *, seconds: float | None = None) -> Bound:
 
     The same arguments give the same bound: the effort is counted in units of work, not by the clock. Without seconds, or
     with fewer than `THOROUGH_SECONDS`, only the bounds that take a second or two are tried. Ties go to the simpler bound.
+    With optional ops it is the bound of the `certain_part`, and so are the certificates.
     """
-    view = _View(problem)
+    view = _View(certain_part(problem))
     tried = [make(view) for make in _QUICK]
     if seconds is not None and seconds >= THOROUGH_SECONDS:
         tried.append(_segments(view, seconds))

@@ -36,6 +36,7 @@ def add_bound(commands: Any) -> None:
 
 def _bound(options: argparse.Namespace) -> None:
     from placewise.bounds.best_bound import bound
+    from placewise.bounds.certain_part import certain_part
     from placewise.bounds.check.certificates import check
     from placewise.report.comparisons import fastest_alone
 
@@ -44,7 +45,7 @@ def _bound(options: argparse.Namespace) -> None:
     if options.check:
         for part in found.parts:
             try:
-                check(problem, part.name, part.seconds, part.certificate)
+                check(certain_part(problem), part.name, part.seconds, part.certificate)
             except ValueError as reason:
                 raise PlacewiseError(f"a bound has no proof, please report it: {reason}") from None
     single = fastest_alone(problem)

@@ -1,11 +1,14 @@
 """placewise simulate: what a plan takes, predicted."""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_together, load_timed
 from placewise.cli.outputs import check_writable, print_json
 from placewise.cli.shared_options import add_command, add_problem_options, add_profile_options, add_together_option
+
+if TYPE_CHECKING:
+    from placewise.simulate.schedule import Schedule
 
 
 def add_simulate(commands: Any) -> None:
@@ -40,14 +43,22 @@ def _simulate(options: argparse.Namespace) -> None:
     if options.trace:
         write_trace(schedule, options.trace)
     if options.json:
-        print_json(_schedule_json(schedule))
+        print_json(schedule_json(schedule))
     else:
         _print_schedule(schedule, problem)
 
 
-def _schedule_json(schedule: Any) -> dict[str, Any]:
-    names, t = schedule.problem.cluster.device_names, schedule.timeline
-    columns = (schedule.copy_tensors, t.copy_source, t.copy_target, t.copy_start, t.copy_end, t.copy_reader)
+def schedule_json(schedule: "Schedule") -> dict[str, Any]:
+    """Returns a schedule as plain data, as the definition gives it; ops that are nowhere have no times."""
+    import numpy as np
+
+    names, t, present = schedule.problem.cluster.device_names, schedule.timeline, schedule.present
+    tensors, readers = schedule.copy_tensors, t.copy_reader.astype(np.int64)
+    start, end = t.start.tolist(), t.end.tolist()
+    if present is not None:
+        tensors, readers = present.tensors[tensors], present.ops[readers]
+        start, end = (present.restore_times(times) for times in (start, end))
+    columns = (tensors, t.copy_source, t.copy_target, t.copy_start, t.copy_end, readers)
     copies = [
         {"tensor": tensor, "from": names[source], "to": names[target], "start": start, "end": end, "for": reader}
         for tensor, source, target, start, end, reader in zip(*(column.tolist() for column in columns), strict=True)
@@ -56,8 +67,8 @@ def _schedule_json(schedule: Any) -> dict[str, Any]:
         "step_seconds": schedule.step_seconds,
         "fits": schedule.fits,
         "peak_bytes": dict(zip(names, schedule.peak_bytes.tolist(), strict=True)),
-        "start": t.start.tolist(),
-        "end": t.end.tolist(),
+        "start": start,
+        "end": end,
         "copies": copies,
     }
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.core.arrays import MAX_NUMBER, Floats, Ints, Ragged, frozen
+from placewise.core.arrays import MAX_NUMBER, Bools, Floats, Ints, Ragged, frozen
 from placewise.core.errors import GraphError, InputError
 
 TENSOR_KINDS = ("input", "parameter", "buffer", "state", "constant", "activation", "gradient")
@@ -20,7 +20,7 @@ PHASES = ("forward", "backward", "update")
 # What an op can compute in; float32 unless it says otherwise. New ones go to the end: digests have the positions.
 COMPUTE_TYPES = ("float32", "tf32", "bfloat16", "float16", "float64", "float8", "int8")
 
-TENSOR_ARRAYS = ("nbytes", "kinds", "home", "alias_of", "shape")  # the arrays of Tensors
+TENSOR_ARRAYS = ("nbytes", "kinds", "home", "alias_of", "shape", "stands_for")  # the arrays of Tensors
 
 MAX_BYTES = 2**62  # sums of a few such sizes still fit in 64 bits
 
@@ -46,10 +46,14 @@ class Tensors:
     alias_of: Ints  # [tensors], the tensor whose memory it shares, or -1
     shapes: tuple[Shape, ...] = ()  # the distinct shapes
     shape: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [tensors], index into shapes, or -1: unknown
+    stands_for: Ints = field(  # [tensors], what is read instead while the optional op that writes it is nowhere, or -1
+        default_factory=lambda: np.zeros(0, np.int64)
+    )
 
     def __post_init__(self) -> None:
-        if not len(self.shape):
-            object.__setattr__(self, "shape", np.full(len(self.names), -1))
+        for name in ("shape", "stands_for"):
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, np.full(len(self.names), -1))
         for name in TENSOR_ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
 
@@ -79,10 +83,13 @@ class Ops:
     micro_batches: Ints  # [ops], or -1
     seconds: Mapping[str, Floats] = field(default_factory=dict)  # device name or kind -> given times [ops], NaN: none
     compute: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # [ops], index into COMPUTE_TYPES
+    optional: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))  # [ops], whether it may be nowhere
 
     def __post_init__(self) -> None:
-        if not len(self.compute):
-            object.__setattr__(self, "compute", np.zeros(len(self.names), np.int64))
+        for name in ("compute", "optional"):
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, np.zeros(len(self.names), np.int64))
+        object.__setattr__(self, "optional", frozen(self.optional, np.bool_))
         for name in ("phases", "groups", "micro_batches", "compute"):
             object.__setattr__(self, name, frozen(getattr(self, name), np.int64))
         for name in ("flops", "bytes_moved"):
@@ -115,6 +122,18 @@ class Graph:
     def num_groups(self) -> int:
         """The number of groups: one more than the largest group of an op or a home."""
         return int(max(self.ops.groups.max(initial=-1), self.tensors.home.max(initial=-1))) + 1
+
+    @cached_property
+    def optional_groups(self) -> Bools:
+        """Whether each group is of optional ops: [groups]."""
+        optional = np.zeros(self.num_groups, np.bool_)
+        optional[self.ops.groups[self.ops.optional]] = True
+        return frozen(optional, np.bool_)
+
+    @cached_property
+    def has_options(self) -> bool:
+        """Whether an op is optional."""
+        return bool(self.ops.optional.any())
 
     @cached_property
     def producer(self) -> Ints:
@@ -169,7 +188,8 @@ class Graph:
         arrays += [array for ragged in (o.reads, o.writes, o.after) for array in (ragged.offsets, ragged.values)]
         numbers = [o.flops, o.bytes_moved, *seconds.values()]
         types = [compute] if compute.any() else []  # a graph in float32 has the digest from before there were types
-        return digest_of(words, *arrays, *numbers, *types)
+        options = [t.stands_for, o.optional.astype(np.int64)] if self.has_options else []  # as types
+        return digest_of(words, *arrays, *numbers, *types, *options)
 
 
 def digest_of(words: object, *arrays: NDArray[np.int64] | NDArray[np.float64]) -> str:
@@ -200,6 +220,7 @@ def _check(graph: Graph) -> None:
     _check_tensors(graph)
     _check_program_order(graph)
     _check_storages(graph)
+    _check_options(graph)
 
 
 def _refuse(element: str, rule: str) -> NoReturn:
@@ -224,7 +245,14 @@ def _check_arrays(graph: Graph) -> None:
     o, t = graph.ops, graph.tensors
     limits = {"phases": len(PHASES), "groups": len(o) + len(t), "compute": len(COMPUTE_TYPES)}
     lengths = [len(getattr(o, name)) for name in ("kinds", "phases", "groups", "reads", "writes", "after", "flops")]
-    lengths += [len(o.bytes_moved), len(o.devices), len(o.micro_batches), len(o.compute), *map(len, o.seconds.values())]
+    lengths += [
+        len(o.bytes_moved),
+        len(o.devices),
+        len(o.micro_batches),
+        len(o.compute),
+        len(o.optional),
+        *map(len, o.seconds.values()),
+    ]
     if any(length != len(o) for length in lengths) or any(len(getattr(t, name)) != len(t) for name in TENSOR_ARRAYS):
         _refuse("graph", "every array must have one entry for each op or each tensor")
     for name, limit in limits.items():
@@ -261,6 +289,8 @@ def _check_tensors(graph: Graph) -> None:
         _refuse(_tensor(graph, i), f"home must be a group, got {t.home[i]}")
     if (i := _first((t.alias_of < -1) | (t.alias_of >= len(t)))) is not None:
         _refuse(_tensor(graph, i), f"alias_of names tensor {t.alias_of[i]}, there are only {len(t)}")
+    if (i := _first((t.stands_for < -1) | (t.stands_for >= len(t)))) is not None:
+        _refuse(_tensor(graph, i), f"stands_for names tensor {t.stands_for[i]}, there are only {len(t)}")
     if (i := _first((t.shape < -1) | (t.shape >= len(t.shapes)))) is not None:
         _refuse(_tensor(graph, i), f"shape must be one of the {len(t.shapes)} shapes, got number {t.shape[i]}")
     if negative := [shape for shape in t.shapes if min(shape.sizes, default=0) < 0]:
@@ -308,6 +338,22 @@ def _check_storages(graph: Graph) -> None:
             else f"needs tensor {storage} {t.names[storage]!r} to have home = {o.groups[n]}"
         )
         _refuse(_op(graph, n), f"writes the memory of tensor {storage} in place and {rule}, its group is {o.groups[n]}")
+
+
+def _check_options(graph: Graph) -> None:
+    """Checks that what optional ops write stands for something earlier, and that their groups have nothing else."""
+    o, t, producer = graph.ops, graph.tensors, graph.producer
+    of_optional = (producer >= 0) & np.append(o.optional, False)[producer]  # [tensors]
+    if (i := _first(of_optional & (t.stands_for < 0))) is not None:
+        _refuse(_tensor(graph, i), f"must have stands_for, because op {producer[i]}, which writes it, is optional")
+    if (i := _first(~of_optional & (t.stands_for >= 0))) is not None:
+        _refuse(_tensor(graph, i), "has stands_for, but no optional op writes it")
+    if (i := _first(of_optional & (producer[t.stands_for] >= producer))) is not None:
+        _refuse(_tensor(graph, i), f"stands for tensor {t.stands_for[i]}, which is not written before it")
+    if (n := _first(~o.optional & graph.optional_groups[o.groups])) is not None:
+        _refuse(_op(graph, n), f"is not optional, but others of its group {o.groups[n]} are")
+    if (i := _first((t.home >= 0) & np.append(graph.optional_groups, False)[t.home])) is not None:
+        _refuse(_tensor(graph, i), f"its home {t.home[i]} is a group of optional ops, which may be nowhere")
 
 
 def as_graph(step: Any) -> Graph:

@@ -19,7 +19,7 @@ from placewise.core.quantities import format_count, format_percent_rounded_up
 class Plan:
     """A device for each of a graph's own groups, a launch order, and what the search found. Only placement is required."""
 
-    placement: tuple[str, ...]  # [the graph's own groups], device names
+    placement: tuple[str | None, ...]  # [the graph's own groups], device names; None: optional ops that do not run
     order: tuple[int, ...] | None = None  # [ops], None: program order
     graph_digest: str | None = None
     cluster: str | None = None  # its name
@@ -88,14 +88,14 @@ class Plan:
         self._check_graph(graph, "plan")
         if len(self.placement) != graph.num_groups:
             raise PlanError(f"plan: placement has {len(self.placement)} entries, the graph has {graph.num_groups} groups")
-        return export_device_map(graph, self.placement)
+        return export_device_map(graph, [name for name in self.placement if name is not None])
 
     def resolve(self, problem: Problem, source: str = "plan") -> tuple[Ints, Ints | None]:
         """Returns the placement [groups] and the order [ops] or None, if they are valid for this problem."""
         self._check_graph(problem.graph, source)
         try:
             placement = problem.contract(self.placement)
-            return placement, None if self.order is None else problem.check_order(np.array(self.order, np.int64))
+            return placement, None if self.order is None else problem.check_plan(placement, np.array(self.order, np.int64))
         except InputError as rule:
             raise PlanError(f"{source}: {rule}") from None
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from placewise.core.costs import predict_op_seconds
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph, digest_of
 from placewise.core.grouping import COLOCATED, group_ops
+from placewise.core.optional_ops import leave_out
+
+NOWHERE = -1  # the place of a group of optional ops that do not run
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +54,7 @@ class Problem:
     @classmethod
     def of(cls, graph: Graph, cluster: Cluster, grouping: str = COLOCATED) -> "Problem":
         """Returns the problem of placing the graph's groups, merged by `grouping`, on the cluster."""
-        merged = group_ops(graph, grouping)
+        merged = _merge(graph, grouping)
         allowed = np.ones((int(merged.max(initial=-1)) + 1, cluster.num_devices), np.bool_)
         for kinds in sorted({kinds for kinds in graph.ops.devices if kinds is not None}):
             bound = np.array([entry == kinds for entry in graph.ops.devices], np.bool_)
@@ -79,6 +83,13 @@ class Problem:
         return frozen(self.merged[self.graph.ops.groups], np.int64)
 
     @cached_property
+    def optional(self) -> Bools:
+        """Whether each group may be nowhere: [groups]."""
+        optional = np.zeros(self.num_groups, np.bool_)
+        optional[self.merged] = self.graph.optional_groups
+        return frozen(optional, np.bool_)
+
+    @cached_property
     def fastest_seconds(self) -> Floats:
         """Each op's time on the fastest device that its group can run on: [ops]."""
         return frozen(np.where(self.allowed[self.op_groups], self.op_seconds, np.inf).min(axis=1), np.float64)
@@ -89,19 +100,25 @@ class Problem:
         return digest_of([self.graph.digest, self.cluster.digest], self.merged, self.op_seconds)
 
     def check_placements(self, placements: Ints) -> Ints:
-        """Returns the placements as int64 [batch, groups]; a ProblemError unless every group has an allowed device."""
+        """Returns the placements as int64 [batch, groups]; a ProblemError unless every group has an allowed device.
+
+        A group of optional ops may be NOWHERE.
+        """
         placements = np.asarray(placements)
         if placements.ndim != 2 or placements.shape[1] != self.num_groups or placements.dtype.kind not in "iu":
             raise ProblemError(
                 f"placements must be whole numbers of shape [batch, {self.num_groups}], "
                 f"got {placements.dtype} of shape {list(placements.shape)}"
             )
-        if placements.size and not 0 <= placements.min() <= placements.max() < self.num_devices:
-            row, group = np.argwhere((placements < 0) | (placements >= self.num_devices))[0]
+        nowhere = (placements == NOWHERE) & self.optional if self.graph.has_options else None
+        inside = placements if nowhere is None else np.where(nowhere, 0, placements)
+        if inside.size and not 0 <= inside.min() <= inside.max() < self.num_devices:
+            row, group = np.argwhere((inside < 0) | (inside >= self.num_devices))[0]
             raise ProblemError(
                 f"Expected 0 <= device < {self.num_devices}, placement {row} has {placements[row, group]} for group {group}."
             )
-        denied = ~self.allowed[np.arange(self.num_groups), placements]
+        denied = ~self.allowed[np.arange(self.num_groups), inside]
+        denied = denied if nowhere is None else denied & ~nowhere
         if denied.any():
             row, group = np.argwhere(denied)[0]
             device = self.cluster.devices[placements[row, group]]
@@ -126,19 +143,44 @@ class Problem:
                 raise ProblemError(f"the order launches ops[{n}] {names[n]!r} before ops[{m}] {names[m]!r}, which it needs")
         return order.astype(np.int64, copy=False)
 
-    def expand(self, placement: Ints) -> tuple[str, ...]:
-        """Returns a placement [groups] as a device name for each of the graph's own groups."""
-        names = self.cluster.device_names
-        return tuple(names[device] for device in np.asarray(placement)[self.merged].tolist())
+    def present(self, placement: Ints) -> "Present":
+        """Returns what is left of the problem when a placement [groups] leaves some groups of optional ops nowhere."""
+        is_there = np.asarray(placement) != NOWHERE
+        left = leave_out(self.graph, is_there[self.merged])
+        groups = np.flatnonzero(is_there)
+        merged = np.searchsorted(groups, self.merged[left.groups])
+        what = (left.graph, self.cluster, self.grouping, merged, self.op_seconds[left.ops], self.allowed[groups])
+        return Present(Problem(*what), left.ops, left.tensors, groups, self)
 
-    def contract(self, names: Sequence[str]) -> Ints:
-        """Returns the placement [groups] for a device name for each of the graph's own groups."""
-        number = {name: i for i, name in enumerate(self.cluster.device_names)}
+    def check_plan(self, placement: Ints, order: Ints) -> Ints:
+        """Returns the order as int64 [ops]; a ProblemError unless the ops of a placement [groups] can be launched in it.
+
+        Ops that are nowhere may be anywhere in the order.
+        """
+        if not self.graph.has_options:
+            return self.check_order(order)
+        order = np.asarray(order)
+        if not np.array_equal(np.sort(order), np.arange(self.num_ops)):
+            raise ProblemError(f"an order must name each of the {self.num_ops} ops once")
+        present = self.present(placement)
+        present.problem.check_order(present.reduce_order(order))
+        return order.astype(np.int64, copy=False)
+
+    def expand(self, placement: Ints) -> tuple[str | None, ...]:
+        """Returns a placement [groups] as a device name for each of the graph's own groups, None for one that is nowhere."""
+        names = (*self.cluster.device_names, None)
+        return tuple([names[device] for device in np.asarray(placement)[self.merged].tolist()])
+
+    def contract(self, names: Sequence[str | None]) -> Ints:
+        """Returns the placement [groups] for a device name, or None, for each of the graph's own groups."""
+        number: dict[str | None, int] = {name: i for i, name in enumerate(self.cluster.device_names)}
+        if self.graph.has_options:
+            number[None] = NOWHERE
         if len(names) != len(self.merged):
             raise ProblemError(f"placement has {len(names)} entries, the graph has {len(self.merged)} groups")
         for group, name in enumerate(names):
             if name not in number:
-                known = ", ".join(number)
+                known = ", ".join(self.cluster.device_names)
                 raise ProblemError(f"placement[{group}]: there is no device {name!r}; the devices are {known}")
         devices = np.array([number[name] for name in names], np.int64)
         placement = np.zeros(self.num_groups, np.int64)
@@ -150,3 +192,49 @@ class Problem:
             )
         self.check_placements(placement[None])
         return placement
+
+
+class Present(NamedTuple):
+    """What is left of a problem when some groups of optional ops are nowhere."""
+
+    problem: Problem  # without options
+    ops: Ints  # [ops left], their numbers in the whole problem
+    tensors: Ints  # [tensors left], as ops
+    groups: Ints  # [groups left], as ops
+    whole: Problem  # with all its options
+
+    def restore_times(self, times: list[float]) -> list[float | None]:
+        """Returns a time for each op of the whole problem, None for those that do not run."""
+        found: list[float | None] = [None] * self.whole.num_ops
+        for op, seconds in zip(self.ops.tolist(), times, strict=True):
+            found[op] = seconds
+        return found
+
+    def reduce_order(self, order: Ints) -> Ints:
+        """Returns an order of the whole problem's ops as one of the ops left."""
+        number = np.full(self.whole.num_ops, -1, np.int64)
+        number[self.ops] = np.arange(len(self.ops))
+        left: Ints = number[order]
+        return left[left >= 0]
+
+    def restore_order(self, order: Ints) -> Ints:
+        """Returns an order of the ops left as one of the whole problem's: those that do not run come last."""
+        return np.concatenate([self.ops[order], np.setdiff1d(np.arange(self.whole.num_ops), self.ops)])
+
+    def restore_placement(self, placement: Ints) -> Ints:
+        """Returns a placement of the groups left as one of the whole problem's."""
+        restored = np.full(self.whole.num_groups, NOWHERE, np.int64)
+        restored[self.groups] = placement
+        return restored
+
+
+def _merge(graph: Graph, grouping: str) -> Ints:
+    """Returns the merged group of each of the graph's groups; those of optional ops stay alone: [the graph's groups]."""
+    if not graph.has_options:
+        return group_ops(graph, grouping)
+    left = leave_out(graph, ~graph.optional_groups)
+    merged = np.full(graph.num_groups, -1, np.int64)
+    merged[left.groups] = group_ops(left.graph, grouping)
+    alone = merged < 0
+    merged[alone] = int(merged.max(initial=-1)) + 1 + np.arange(int(alone.sum()))
+    return merged

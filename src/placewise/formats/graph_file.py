@@ -10,17 +10,17 @@ import numpy as np
 from placewise.core.arrays import Floats, Ragged
 from placewise.core.errors import GraphError
 from placewise.core.graph import COMPUTE_TYPES, PHASES, TENSOR_ARRAYS, TENSOR_KINDS, Graph, Ops, Shape, Tensors
-from placewise.formats.files import Fields, read_json, write_bytes
+from placewise.formats.files import Fields, describe, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-graph", 1
 
 GRAPH_FIELDS = ("format", "version", "name", "tensors", "ops", "outputs")
 
-TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of", "shape", "dtype")
+TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of", "stands_for", "shape", "dtype")
 
 OP_FIELDS = (
     "name", "kind", "phase", "group", "reads", "writes", "after", "flops", "nbytes_moved", "compute", "devices",
-    "micro_batch", "seconds",
+    "micro_batch", "seconds", "optional",
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def parse_graph(data: Any, source: str = "graph") -> Graph:
 def _tensors(rows: list[Any], source: str) -> Tensors:
     names: list[str] = []
     columns: list[list[int]] = [[] for _ in TENSOR_ARRAYS]
-    nbytes, kinds, homes, aliases, shape = columns
+    nbytes, kinds, homes, aliases, shape, stands_for = columns
     shapes: dict[Shape, int] = {}
     for i, row in enumerate(rows):
         tensor = Fields(f"{source}: tensors[{i}]", row, TENSOR_FIELDS, GraphError)
@@ -59,6 +59,7 @@ def _tensors(rows: list[Any], source: str) -> Tensors:
         kinds.append(tensor.choice("kind", TENSOR_KINDS))
         homes.append(tensor.integer("home", -1))
         aliases.append(tensor.integer("alias_of", -1))
+        stands_for.append(tensor.integer("stands_for", -1))
         found = _shape(tensor)
         shape.append(-1 if found is None else shapes.setdefault(found, len(shapes)))
     arrays = {name: np.array(column, np.int64) for name, column in zip(TENSOR_ARRAYS, columns, strict=True)}
@@ -90,7 +91,14 @@ def _ops(rows: list[Any], source: str) -> Ops:
         micro_batches=np.array([op.integer("micro_batch", -1) for op in ops], np.int64),
         seconds=_seconds(ops),
         compute=np.array([op.choice("compute", COMPUTE_TYPES, "float32") for op in ops], np.int64),
+        optional=np.array([_is_optional(op) for op in ops], np.bool_),
     )
+
+
+def _is_optional(op: Fields) -> bool:
+    if (given := op.get("optional", False)) is not True and given is not False:
+        raise op.wrong(f"optional must be true or false, got {describe(given)}")
+    return bool(given)
 
 
 def _devices(op: Fields) -> tuple[str, ...] | None:
@@ -130,12 +138,14 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False)
 def _tensor_rows(tensors: Tensors) -> list[dict[str, Any]]:
     rows = []
     columns = (getattr(tensors, name).tolist() for name in TENSOR_ARRAYS)
-    for name, nbytes, kind, home, alias_of, shape in zip(tensors.names, *columns, strict=True):
+    for name, nbytes, kind, home, alias_of, shape, stands_for in zip(tensors.names, *columns, strict=True):
         row: dict[str, Any] = {"name": name, "nbytes": nbytes, "kind": TENSOR_KINDS[kind]}
         if home >= 0:
             row["home"] = home
         if alias_of >= 0:
             row["alias_of"] = alias_of
+        if stands_for >= 0:
+            row["stands_for"] = stands_for
         if shape >= 0:
             row["shape"], row["dtype"] = tensors.shapes[shape].sizes, tensors.shapes[shape].dtype
         rows.append(row)
@@ -147,9 +157,9 @@ def _op_rows(ops: Ops) -> list[dict[str, Any]]:
     columns = (
         ops.names, ops.kinds, ops.phases.tolist(), ops.groups.tolist(), ops.reads.lists(), ops.writes.lists(),
         ops.after.lists(), _shortest(ops.flops), _shortest(ops.bytes_moved), ops.compute.tolist(), ops.devices,
-        ops.micro_batches.tolist(),
+        ops.micro_batches.tolist(), ops.optional.tolist(),
     )  # fmt: skip
-    for name, kind, phase, group, reads, writes, after, flops, moved, compute, devices, micro_batch in zip(
+    for name, kind, phase, group, reads, writes, after, flops, moved, compute, devices, micro_batch, optional in zip(
         *columns, strict=True
     ):
         row = {"name": name, "kind": kind, "phase": PHASES[phase], "group": group, "reads": reads, "writes": writes}
@@ -165,6 +175,8 @@ def _op_rows(ops: Ops) -> list[dict[str, Any]]:
             row["devices"] = devices
         if micro_batch >= 0:
             row["micro_batch"] = micro_batch
+        if optional:
+            row["optional"] = True
         rows.append(row)
     for key, times in ops.seconds.items():
         for n in np.flatnonzero(~np.isnan(times)).tolist():

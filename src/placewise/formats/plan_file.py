@@ -4,6 +4,7 @@ import json
 import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from placewise.core.errors import ClusterError, PlanError
@@ -20,8 +21,8 @@ def read_plan(path: str | Path) -> Plan:
     fields.check_format(FORMAT, VERSION)
     placement = fields.entries("placement")
     for group, name in enumerate(placement):
-        if not isinstance(name, str):
-            raise fields.wrong(f"placement[{group}] must be a device's name, got {describe(name)}")
+        if not isinstance(name, (str, NoneType)):
+            raise fields.wrong(f"placement[{group}] must be a device's name or null, got {describe(name)}")
     order = None if fields.get("order", None) is None else tuple(fields.indices("order"))
     return Plan(tuple(placement), order, **_findings(fields))
 

@@ -117,11 +117,15 @@ class Planner:
         schedule = schedule or self.schedule(outcome)
         is_measured = request.measure is not None
         step_seconds = outcome.step_seconds if is_measured else schedule.step_seconds
+        placement, order = schedule.placement, schedule.order
+        if schedule.present is not None:
+            placement = schedule.present.restore_placement(placement)
+            order = schedule.present.restore_order(order)
         is_program = bool((np.diff(schedule.order) > 0).all())
         improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
         return Plan(
-            placement=problem.expand(schedule.placement),
-            order=None if is_program else tuple(schedule.order.tolist()),
+            placement=problem.expand(placement),
+            order=None if is_program else tuple(order.tolist()),
             graph_digest=digest_of_graph(problem.graph),
             cluster=problem.cluster.name,
             strategy=request.strategy,
@@ -188,7 +192,7 @@ def place(
 
 def continue_from(problem: Problem, graph: Graph, plan: Plan) -> Continued:
     """Returns a search that begins at the plan of a similar graph, carried over by the names of ops and modules."""
-    placement = problem.contract(carry_over(graph, plan.placement, problem.graph))
+    placement = problem.contract(carry_over(graph, [name or "" for name in plan.placement], problem.graph))
     is_same = plan.order is not None and graph.ops.names == problem.graph.ops.names
     return Continued(placement, np.array(plan.order, np.int64) if is_same else None)
 

@@ -363,7 +363,7 @@ def check_recorded(problem: Problem, best: tuple[Ints, Ints | None], source: str
     try:
         problem.check_placements(placement[None])
         if order is not None:
-            problem.check_order(order)
+            problem.check_plan(placement, order)
     except ProblemError as rule:
         raise StoreError(f"{source}: is damaged: {rule}") from None
 

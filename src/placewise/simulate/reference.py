@@ -53,22 +53,34 @@ def seconds_on(op: Any, device: Any) -> float:
 
 
 def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None = None) -> dict[str, Any]:
-    """Returns the step of a placement (a device name for each group) whose ops are launched in `order`."""
+    """Returns the step of a placement (a device name for each group) whose ops are launched in `order`.
+
+    A group of optional ops may be nowhere (None): they do not run, and whoever reads what they would have written reads the
+    tensor that it stands for.
+    """
     ops, tensors = graph["ops"], graph["tensors"]
     devices = {d["name"]: d for d in cluster["devices"]}
     link_of, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
-    order = list(range(len(ops))) if order is None else order
-    device_of: list[str] = [placement[op["group"]] for op in ops]
+    device_of: list[Any] = [placement[op["group"]] for op in ops]
+    order = [n for n in (range(len(ops)) if order is None else order) if device_of[n] is not None]
     producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
-    first_reader = {t: n for n in reversed(range(len(ops))) for t in ops[n]["reads"]}
+
+    def read(t: int) -> int:
+        """Returns the tensor that is read where `t` is asked for: what it stands for, while its producer is nowhere."""
+        while t in producer and device_of[producer[t]] is None:
+            t = tensors[t]["stands_for"]
+        return t
+
+    reads = [[read(t) for t in op["reads"]] for op in ops]
+    first_reader = {t: n for n in reversed(range(len(ops))) if device_of[n] is not None for t in reads[n]}
 
     def home(t: int) -> str:
         """Returns the device that a tensor is on first: its producer's, or a resident tensor's home."""
         if t in producer:
-            return device_of[producer[t]]
+            return str(device_of[producer[t]])
         if "home" in tensors[t]:
             return str(placement[tensors[t]["home"]])
-        return device_of[first_reader[t]] if t in first_reader else str(cluster["devices"][0]["name"])
+        return str(device_of[first_reader[t]] if t in first_reader else cluster["devices"][0]["name"])
 
     def storage(t: int) -> int:
         """Returns the tensor whose memory this one shares (itself if it has its own)."""
@@ -85,7 +97,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
     copies = []
     for n in order:
         here = device_of[n]
-        for t in ops[n]["reads"]:
+        for t in reads[n]:
             if (t, here) not in ready:
                 there = home(t)
                 latency, bandwidth, channel = link_of[there, here]
@@ -95,7 +107,9 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
                 copies.append({"tensor": t, "from": there, "to": here, "start": begin, "end": ready[t, here], "for": n})
         host += dispatch
         waits = (
-            [host, device_free[here]] + [ready[t, here] for t in ops[n]["reads"]] + [end[m] for m in ops[n].get("after", [])]
+            [host, device_free[here]]
+            + [ready[t, here] for t in reads[n]]
+            + [end[m] for m in ops[n].get("after", []) if device_of[m] is not None]
         )
         start[n] = max(waits)
         end[n] = device_free[here] = start[n] + seconds_on(ops[n], devices[here])
@@ -105,11 +119,11 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
     # 2. Memory: bytes are taken and given back at launches, in launch order, so they do not depend on the times above.
     last_use: dict[Any, int] = {}  # (storage or copied tensor, device) -> position in `order`
     taken_at: dict[Any, int] = {}
-    kept: set[Any] = {(storage(t), home(t)) for t in graph.get("outputs", [])}
+    kept: set[Any] = {(storage(t), home(t)) for t in map(read, graph.get("outputs", []))}
     bytes_of: dict[Any, int] = {}
     for position, n in enumerate(order):
         here = device_of[n]
-        for t in ops[n]["reads"]:
+        for t in reads[n]:
             there = home(t)
             if there == here:
                 last_use[storage(t), here] = position
@@ -146,7 +160,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
         "step_seconds": max(end.values(), default=0.0),
         "fits": all(peak[d] <= size(devices[d]["memory"]) for d in devices),
         "peak_bytes": peak,
-        "start": [start[n] for n in range(len(ops))],
-        "end": [end[n] for n in range(len(ops))],
+        "start": [start.get(n) for n in range(len(ops))],
+        "end": [end.get(n) for n in range(len(ops))],
         "copies": copies,
     }

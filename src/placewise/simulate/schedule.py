@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.problem import Problem
+from placewise.core.problem import Present, Problem
 from placewise.simulate.timeline import AFTER, CHANNEL, COPY, DEVICE, HOST, MAKER, WAITS, Timeline
 
 
@@ -31,6 +31,7 @@ class Schedule:
     copied_tensors: Ints  # [copied tensors], the graph's tensor for each number in the timeline
     memory: Ints  # [ops, devices], bytes in use at each launch
     peak_bytes: Ints  # [devices]
+    present: Present | None = None  # if the placement is of a problem with options: what of it is left, `problem`
 
     @property
     def step_seconds(self) -> float:

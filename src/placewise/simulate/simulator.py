@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import ProblemError
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Present, Problem
 from placewise.simulate import kernels, priority
 from placewise.simulate.dependencies import Dependencies, build_dependencies
 from placewise.simulate.flat_problem import FlatProblem, Int32s, copied_tensors, flatten
@@ -25,6 +25,8 @@ ORDERS = ("priority", "program")
 ROUNDING = 1e-9  # relative, above the rounding error of adding up a step
 
 SHORTEST = 1e-9  # seconds, where no op takes any time
+
+MOST_PRESENT = 16  # simulators that are kept, each for one choice of optional ops
 
 
 class Simulation(NamedTuple):
@@ -47,6 +49,7 @@ class Simulator:
     order: str = "priority"
     threads: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     _idle: list["_Workspaces"] = field(default_factory=list, repr=False)  # workspaces that no thread uses
+    _present: dict[bytes, tuple[Present, "Simulator"]] = field(default_factory=dict, repr=False)  # by what is nowhere
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -72,6 +75,8 @@ class Simulator:
     def simulate(self, placements: Ints, orders: Ints | None = None, *, keep_orders: bool = False) -> Simulation:
         """Returns step time and peak memory of placements [batch, groups] in these orders [batch, ops], or in its own."""
         placements = np.ascontiguousarray(self.problem.check_placements(placements))
+        if self.problem.graph.has_options:
+            return self._simulate_present(placements, orders, keep_orders)
         batch = len(placements)
         seconds, peaks = np.zeros(batch), np.zeros((batch, self.problem.num_devices), np.int64)
         kept = np.zeros((batch, self.problem.num_ops), np.int32) if keep_orders else None
@@ -93,6 +98,10 @@ class Simulator:
     def schedule(self, placement: Ints, order: Ints | None = None) -> Schedule:
         """Returns the schedule of one placement [groups] in this order [ops], or in its own."""
         placement = self.problem.check_placements(np.asarray(placement)[None])[0]
+        if self.problem.graph.has_options:
+            present, simulator = self.present(placement)
+            given = None if order is None else present.reduce_order(self.problem.check_plan(placement, order))
+            return replace(simulator.schedule(placement[present.groups], given), present=present)
         launch = self.order_of(placement) if order is None else self.problem.check_order(order).astype(np.int32)
         workspace = self._workspace()
         workspace.times.devices[:] = placement
@@ -111,6 +120,37 @@ class Simulator:
         assert found.orders is not None
         order: Int32s = found.orders[0]
         return order
+
+    def present(self, placement: Ints) -> "tuple[Present, Simulator]":
+        """Returns what is left of the problem where a placement [groups] has optional ops nowhere, and its simulator."""
+        key = np.packbits(placement == NOWHERE).tobytes()
+        if key not in self._present:
+            while len(self._present) >= MOST_PRESENT:
+                del self._present[next(iter(self._present))]
+            present = self.problem.present(placement)
+            self._present[key] = present, Simulator(present.problem, self.order, self.threads)
+        return self._present[key]
+
+    def _simulate_present(self, placements: Ints, orders: Ints | None, keep_orders: bool) -> Simulation:
+        """Returns what `simulate` does, for a problem with options: rows that leave the same ops nowhere are one batch."""
+        batch, num_ops = len(placements), self.problem.num_ops
+        seconds, peaks = np.zeros(batch), np.zeros((batch, self.problem.num_devices), np.int64)
+        kept = np.zeros((batch, num_ops), np.int32) if keep_orders else None
+        if orders is not None and len(orders) not in (1, batch):
+            raise ProblemError(f"expected 1 order or {batch}, one for each placement, got {len(orders)}")
+        _, choice = np.unique(placements == NOWHERE, axis=0, return_inverse=True)
+        for number in range(int(choice.max(initial=-1)) + 1):
+            rows = np.flatnonzero(choice.ravel() == number)
+            present, simulator = self.present(placements[rows[0]])
+            given = None
+            if orders is not None:
+                checked = [self.problem.check_plan(placements[row], orders[row % len(orders)]) for row in rows.tolist()]
+                given = np.stack([present.reduce_order(order) for order in checked])
+            found = simulator.simulate(placements[rows][:, present.groups], given, keep_orders=keep_orders)
+            seconds[rows], peaks[rows] = found.step_seconds, found.peak_bytes
+            if kept is not None and found.orders is not None:
+                kept[rows] = [present.restore_order(order) for order in found.orders]
+        return Simulation(seconds, peaks, kept)
 
     @cached_property
     def flat(self) -> FlatProblem:
