@@ -137,7 +137,7 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     _warn_of_lost_numbers(recorder, returned)
     modules = modules_by_path(step.model, step.loss_fn)
     changing = [(modules[attribute.path], attribute.name) for attribute in attributes.changed()]
-    guard = ModelGuard(step.model, step.loss_fn, changing=changing)
+    guard = ModelGuard(step.model, step.loss_fn, optimizer=step.optimizer, changing=changing)
     graph = recorder.graph.to_graph(kept.tensors(), name or type(step.model).__name__)
     return CapturedStep(graph, recorder.program.to_program(kept.slots, gate), step, guard, returned)
 

@@ -2,25 +2,35 @@
 
 import inspect
 from collections.abc import Collection
+from itertools import chain
 from operator import is_
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_modules
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from placewise.core.errors import CaptureError, StepChanged
 from placewise.graph_capture.module_attributes import INTERNAL, read_names
 
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
+
+GLOBAL_HOOKS = tuple(getattr(torch_modules, f"_global{name}") for name in HOOKS)
+
+UPDATE_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
 
 class ModelGuard:
-    """Which modules a model has, which of them are in training mode, which parameters are trained, and plain attributes.
+    """Which modules a model has, their modes, parameters, hooks and plain attributes, and what the optimizer updates.
 
     Of the attributes only those count that the code of some module mentions: a counter that a training loop keeps in the
     model may change.
     """
 
-    def __init__(self, *models: Any, changing: Collection[tuple[nn.Module, str]] = ()) -> None:
-        """Looks at models; `changing` are the attributes of their modules that steps change themselves."""
+    def __init__(
+        self, *models: Any, optimizer: Optimizer | None = None, changing: Collection[tuple[nn.Module, str]] = ()
+    ) -> None:
+        """Looks at models and their optimizer; `changing` are attributes of their modules that steps change themselves."""
         self._modules = [
             (name, module)
             for model in models
@@ -32,13 +42,32 @@ class ModelGuard:
         self._found = [children[key] for children, key in self._children]
         self._num_children = [len(module._modules) for _, module in self._modules]
         self._is_training = [module.training for _, module in self._modules]
+        self._forwards = [vars(module).get("forward") for _, module in self._modules]
         self._parameters = [
             (f"{name}.{key}" if name else key, parameter)
             for name, module in self._modules
             for key, parameter in module._parameters.items()
             if parameter is not None
         ]
+        self._places = [
+            (module._parameters, key)
+            for _, module in self._modules
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         self._is_trained = [parameter.requires_grad for _, parameter in self._parameters]
+        self._optimizer = optimizer
+        self._updated = self._present_updated()
+        self._hook_tables = [(name or "the model", getattr(m, kind)) for name, m in self._modules for kind in HOOKS]
+        self._hook_tables += [("all modules", hooks) for hooks in GLOBAL_HOOKS]
+        if optimizer is not None:
+            self._hook_tables += [("the optimizer", getattr(optimizer, kind)) for kind in UPDATE_HOOKS]
+            self._hook_tables += [
+                ("all optimizers", hooks) for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+            ]
+        self._hooks = [tuple(hooks) for _, hooks in self._hook_tables]
+        self._hook_numbers = list(chain.from_iterable(self._hooks))
+        self._tensor_hooks = self._present_tensor_hooks()
         names = read_names(module for _, module in self._modules) - INTERNAL
         self._settings = [
             (vars(module), key, name)
@@ -60,6 +89,10 @@ class ModelGuard:
             changed = next(i for i, mode in enumerate(modes) if mode != self._is_training[i])
             name, mode = self._modules[changed][0] or "the model", "train" if modes[changed] else "eval"
             raise _changed(f"{name} is in {mode} mode now")
+        present_parameters = [table.get(key) for table, key in self._places]
+        if not all(parameter is known for parameter, (_, known) in zip(present_parameters, self._parameters, strict=True)):
+            pairs = zip(present_parameters, self._parameters, strict=True)
+            raise _changed(f"the parameter {next(name for now, (name, known) in pairs if now is not known)} was replaced")
         if (trained := [parameter.requires_grad for _, parameter in self._parameters]) != self._is_trained:
             changed = next(i for i, is_trained in enumerate(trained) if is_trained != self._is_trained[i])
             raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
@@ -69,6 +102,36 @@ class ModelGuard:
             raise _changed(
                 f"{f'{name}.{key}' if name else key} is {values[changed]!r} now and was {self._values[changed]!r}"
             )
+        forwards = [vars(module).get("forward") for _, module in self._modules]
+        if forwards != self._forwards:
+            changed = next(i for i, forward in enumerate(forwards) if forward != self._forwards[i])
+            raise _changed(f"forward of {self._modules[changed][0] or 'the model'} was replaced")
+        self._check_hooks()
+        if self._present_updated() != self._updated:
+            raise _changed("the optimizer has other parameters now")
+
+    def _check_hooks(self) -> None:
+        """Raises StepChanged if hooks were added or removed; PyTorch numbers them, and no number comes twice."""
+        if list(chain.from_iterable([hooks for _, hooks in self._hook_tables])) != self._hook_numbers:
+            owner = next(
+                name for (name, hooks), known in zip(self._hook_tables, self._hooks, strict=True) if tuple(hooks) != known
+            )
+            raise _changed(f"{owner} has other hooks now")
+        if (present := self._present_tensor_hooks()) != self._tensor_hooks:
+            changed = next(i for i, hooks in enumerate(present) if hooks != self._tensor_hooks[i])
+            raise _changed(f"{self._parameters[changed][0]} has other hooks now")
+
+    def _present_tensor_hooks(self) -> list[tuple[Any, ...]]:
+        """Returns the numbers of the hooks on each parameter."""
+        return [
+            (*(parameter._backward_hooks or ()), *(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()))
+            for _, parameter in self._parameters
+        ]
+
+    def _present_updated(self) -> list[list[int]]:
+        """Returns which parameters each group of the optimizer has."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else ()
+        return [list(map(id, group["params"])) for group in groups]
 
 
 def _changed(what: str) -> StepChanged:

@@ -16,6 +16,7 @@ from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError, InputError, OtherBranch, StepChanged
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
+from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.step.batches import describe_batch, signature_of
@@ -87,6 +88,10 @@ class PlannedSteps:
         self._steps: dict[Hashable, list[TrainStep]] = {}  # by the shape of the batch; several if the batch decides
         self._plans: dict[Hashable, tuple[CapturedStep, Plan]] = {}
         self._grad_norm: Tensor | None = None
+
+    def __repr__(self) -> str:
+        model = type(self._options.model).__name__
+        return f"PlannedSteps({model!r}: {format_count(len(self._plans), 'plan')} on {self.cluster.name})"
 
     def __call__(self, batch: Any) -> Any:
         """Runs one training step, and returns its loss; a StepResult, if `outputs` was set."""

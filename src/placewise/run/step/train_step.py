@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from placewise.core.errors import ExecutionError
+from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.module_attributes import modules_by_path
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
@@ -62,6 +63,10 @@ class TrainStep:
         self._traced: Lanes | None = None
         self._replay = Replay(make_recorder, self._setup) if make_recorder is not None else None
         self._threads = LaneThreads(_lane_devices(placed, self._lanes), cancellation)
+
+    def __repr__(self) -> str:
+        names = ", ".join(device.name for device in self.placed.devices)
+        return f"TrainStep({self._step.graph.name!r}: {format_count(len(self._step.graph.ops), 'op')} on {names})"
 
     def __call__(self, batch: Any) -> Any:
         """Runs one step and returns its loss."""
@@ -150,6 +155,11 @@ class TrainStep:
         """Runs one step in these lanes, by default plain or recorded ones, and returns its loss."""
         if self._threads.is_closed:
             raise ExecutionError("the train step is closed: compile the plan again")
+        if torch._C._is_any_autocast_enabled():
+            raise ExecutionError(
+                "autocast is on around the step, which would not follow it: use it inside the model, or pass "
+                "autocast=torch.bfloat16 when you capture"
+            )
         self._step.guard.check()
         program = self.placed.resolved.program
         outputs: list[Any] = [None] * len(program.outputs)
