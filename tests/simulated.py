@@ -188,6 +188,19 @@ def give_options(rng: np.random.Generator, graph: dict[str, Any]) -> None:
                 tensors[t]["stands_for"] = int(rng.choice(earlier))
 
 
+def give_hosts(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
+    """Gives the devices hosts, launches a cost, and links one or two channels: often network cards of the hosts."""
+    for device in cluster["devices"]:
+        if rng.random() < 0.8:
+            device["host"] = str(rng.choice(["a", "b", "c"]))
+    if rng.random() < 0.7:
+        cluster["dispatch_seconds"] = float(rng.choice([0.25, 0.5, 0.1]))
+    for link in [cluster["default_link"], *cluster["links"]]:
+        if rng.random() < 0.7:
+            names = rng.choice(["a card", "b card", "c card", "bus"], int(rng.choice([1, 2, 2])))
+            link["channel"] = [str(name) for name in names]
+
+
 def random_step(
     seed: int,
     num_ops: int,
@@ -196,6 +209,7 @@ def random_step(
     grouping: str,
     typed: bool = False,
     options: bool = False,
+    hosts: bool = False,
 ) -> tuple[Step, np.random.Generator]:
     """Returns a random step, in float32 or in several types, and the generator for what else a test draws."""
     rng = np.random.default_rng(seed)
@@ -205,6 +219,8 @@ def random_step(
         give_types(rng, graph, cluster)
     if options:
         give_options(rng, graph)
+    if hosts:
+        give_hosts(rng, cluster)
     return Step.of(graph, cluster, grouping), rng
 
 
@@ -221,6 +237,7 @@ def steps(
         grouping=st.sampled_from(GROUPINGS),
         typed=st.booleans(),
         options=st.just(options),
+        hosts=st.booleans(),
     )
 
 

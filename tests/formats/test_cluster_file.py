@@ -35,10 +35,19 @@ def clusters(draw: st.DrawFn) -> Cluster:
     memory, overhead = st.integers(0, 2**62), st.floats(0, 10)
     types = st.dictionaries(st.sampled_from(COMPUTE_TYPES[1:]), POSITIVE).map(lambda table: tuple(table.items()))
     devices = tuple(
-        Device(name, draw(NAMES), draw(memory), draw(POSITIVE), draw(POSITIVE), draw(overhead), draw(types))
+        Device(
+            name,
+            draw(NAMES),
+            draw(memory),
+            draw(POSITIVE),
+            draw(POSITIVE),
+            draw(overhead),
+            draw(types),
+            draw(st.sampled_from(["", "a", "b"])),
+        )
         for name in names
     )
-    channels = st.none() | st.sampled_from(["", "bus", "a->b"])
+    channels: st.SearchStrategy[Any] = st.none() | st.sampled_from(["", "bus", "a->b", ("a card", "b card"), ("bus",)])
     links = [Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels)) for a in names for b in names if a != b]
     more = draw(st.lists(st.sampled_from(links), max_size=2)) if links else []
     return Cluster(draw(NAMES), devices, (*links, *more), draw(st.floats(0, 1)), draw(st.just("") | NAMES))

@@ -205,13 +205,13 @@ def test_profile_by_hand(tmp_path: Path) -> None:
     assert names(graph, graph.outputs) == ["node2.parameters.grad"]
 
 
-@pytest.mark.parametrize("shared_channels", [True, False])
-def test_comparison_machine_by_hand(shared_channels: bool) -> None:
+@pytest.mark.parametrize(("queue", "channels"), [("device", 3), ("sender", 3), ("pair", 6)])
+def test_comparison_machine_by_hand(queue: str, channels: int) -> None:
     """A million bytes take 134 + 175.4 µs; 3 GPUs have 3 channels when each sends on its own, else 6."""
-    cluster = pipedream_cluster(3, shared_channels=shared_channels)
+    cluster = pipedream_cluster(3, queue=queue)
     seconds = cluster.latency_seconds[0, 1] + 1e6 / cluster.bytes_per_second[0, 1]
     assert seconds == pytest.approx(309.4e-6)
-    assert len(cluster.channel_names) == (3 if shared_channels else 6)
+    assert len(cluster.channel_names) == channels
 
 
 def test_profile_step_by_hand(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class ListSchedule:
         graph, cluster = problem.graph, problem.cluster
         self.problem, self.nbytes = problem, graph.tensors.nbytes.tolist()
         self.latency, self.bandwidth = cluster.latency_seconds.tolist(), cluster.bytes_per_second.tolist()
-        self.channels = cluster.channels.tolist()
+        self.channels = [cluster.channels.tolist(), cluster.second_channels.tolist()]
         self.device_of = placement[problem.op_groups].tolist()
         self.seconds = [problem.op_seconds[n, d] for n, d in enumerate(self.device_of)]
         self.reads = [list(dict.fromkeys(row)) for row in graph.ops.reads.lists()]
@@ -71,11 +71,12 @@ class ListSchedule:
             for n, reads in enumerate(self.reads):
                 here = self.device_of[n]
                 if t in reads and (t, here) not in there_at:
-                    channel = self.channels[self.home[t]][here]
-                    begin = max(now, busy.get(channel, 0.0))
+                    needed = [channels[self.home[t]][here] for channels in self.channels]
+                    begin = max(now, *(busy.get(channel, 0.0) for channel in needed))
                     # The same sum as the reference's, in the same order.
                     arrival = begin + self.latency[self.home[t]][here] + self.nbytes[t] / self.bandwidth[self.home[t]][here]
-                    there_at[t, here] = busy[channel] = arrival
+                    there_at[t, here] = arrival
+                    busy.update(dict.fromkeys(needed, arrival))
 
         def can_start(n: int) -> bool:
             here = self.device_of[n]

@@ -48,8 +48,9 @@ def reasons(step: Step, schedule: Schedule) -> Reasons:
     result = step.reference(schedule.placement, schedule.order)
     ops, names = step.graph["ops"], step.problem.expand(schedule.placement)
     producer = {t: n for n, row in enumerate(ops) for t in row["writes"]}
-    channel_of = {pair: channel for pair, (_, _, channel) in reference.links(step.cluster).items()}
-    host, dispatch = 0.0, step.cluster.get("dispatch_seconds", 0.0)
+    channels_of = {pair: channels for pair, (_, _, channels) in reference.links(step.cluster).items()}
+    host_of = {device["name"]: device.get("host", "") for device in step.cluster["devices"]}
+    host, dispatch = dict.fromkeys(host_of.values(), 0.0), step.cluster.get("dispatch_seconds", 0.0)
     found = Reasons({}, [])
     last_op: dict[str, int] = {}
     last_copy: dict[str, int] = {}
@@ -64,21 +65,24 @@ def reasons(step: Step, schedule: Schedule) -> Reasons:
         while len(copy_to) < len(result["copies"]) and result["copies"][len(copy_to)]["for"] == n:
             number = len(copy_to)
             copy = result["copies"][number]
-            host += dispatch
-            candidates = [(host, "host", -1)]
+            launching = {host_of[copy["from"]], host_of[copy["to"]]}
+            for name in launching:
+                host[name] += dispatch
+            candidates = [(max(host[name] for name in launching), "host", -1)]
             if (maker := producer.get(copy["tensor"])) is not None:
                 candidates.insert(0, (result["end"][maker], "maker", maker))
-            channel = channel_of[copy["from"], copy["to"]]
-            if channel in last_copy:
-                candidates.append((result["copies"][last_copy[channel]]["end"], "channel", last_copy[channel]))
+            for channel in channels_of[copy["from"], copy["to"]]:
+                if channel in last_copy:
+                    candidates.append((result["copies"][last_copy[channel]]["end"], "channel", last_copy[channel]))
             found.copies.append(first_of(candidates, copy["start"]))
-            last_copy[channel] = copy_to[copy["tensor"], copy["to"]] = number
-        host += dispatch
+            copy_to[copy["tensor"], copy["to"]] = number
+            last_copy |= dict.fromkeys(channels_of[copy["from"], copy["to"]], number)
+        host[host_of[here]] += dispatch
         candidates = [(result["end"][last_op[here]], "device", last_op[here])] if here in last_op else []
         arriving = [copy_to[t, here] for t in ops[n]["reads"] if (t, here) in copy_to]
         candidates += [(result["copies"][number]["end"], "copy", number) for number in arriving]
         candidates += [(result["end"][m], "after", m) for m in ops[n].get("after", [])]
-        candidates.append((host, "host", -1))
+        candidates.append((host[host_of[here]], "host", -1))
         found.ops[n] = first_of(candidates, result["start"][n])
         last_op[here] = n
     return found

@@ -111,6 +111,7 @@ def features(step: Step, placement: Ints) -> dict[str, bool]:
     read = {t for row in ops for t in row["reads"]}
     resident = set(range(len(tensors))) - written
     links = reference.links(step.cluster)
+    host_of = {device["name"]: device.get("host", "") for device in step.cluster["devices"]}
     devices = problem.expand(placement)
     needed = {(t, n) for n, row in enumerate(ops) for t in row["reads"]}
     readers_there = [
@@ -125,6 +126,8 @@ def features(step: Step, placement: Ints) -> dict[str, bool]:
         ),
         "one device": problem.num_devices == 1,
         "shared channel": len({channel for _, _, channel in links.values()}) < len(links),
+        "two channels": any(len(set(channels)) == 2 for _, _, channels in links.values()),
+        "copy between hosts": any(host_of[copy["from"]] != host_of[copy["to"]] for copy in result["copies"]),
         "dispatch time": step.cluster["dispatch_seconds"] > 0,
         "no latency": any(latency == 0 for latency, _, _ in links.values()),
         "alias": any("alias_of" in tensors[t] for t in written),

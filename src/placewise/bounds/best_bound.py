@@ -69,11 +69,12 @@ class _View:
 
 
 def _host(view: _View) -> Bound:
-    """The last op to be launched still has to run."""
+    """Of several hosts, one launches at least its share of the ops; the last one that it launches still has to run."""
     problem = view.problem
     dispatch = problem.cluster.dispatch_seconds
     last = float(problem.fastest_seconds.min(initial=np.inf)) if problem.num_ops else 0.0
-    return Bound(problem.num_ops * dispatch + last if dispatch else 0.0, "host", {})
+    launches = -(-problem.num_ops // len(problem.cluster.host_names))
+    return Bound(launches * dispatch + last if dispatch else 0.0, "host", {})
 
 
 def _path(view: _View) -> Bound:

@@ -134,6 +134,7 @@ def _earliest(problem: Problem, readers: Ints, tensors: Ints, sources: Ints, tar
         earliest[n] = np.maximum(earliest[n], np.where(problem.allowed[group][:, None], copies, np.inf).min(axis=0))
     if cluster.dispatch_seconds > 0.0:
         launches = _count_ancestors(sources, targets, problem.num_ops) + 1
+        launches = -(-launches // len(cluster.host_names))  # one of the hosts launches at least its share of these ops
         earliest = np.maximum(earliest, launches[:, None] * cluster.dispatch_seconds)
     return earliest
 

@@ -11,7 +11,7 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "host": Limit("launching the ops", "the host launches them one after the other"),
+    "host": Limit("launching the ops", "a host launches them one after the other"),
     "path": Limit("the longest chain of ops", "more devices can't shorten it"),
     "work": Limit("the work that the devices share", "only more or faster devices can shorten it"),
     "window": Limit("the work that can neither start early nor end late", "the devices have only part of the step for it"),

@@ -30,6 +30,7 @@ class Device:
     bytes_per_second: float  # of its memory
     overhead_seconds: float = 0.0  # added to every op that does work
     flops_by_type: tuple[tuple[str, float], ...] = ()  # the same in other types than float32, ordered as COMPUTE_TYPES
+    host: str = ""  # the host that launches for it; devices of one host share it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops_by_type", tuple(sorted(self.flops_by_type, key=_type_position)))
@@ -41,13 +42,23 @@ class Device:
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way connection from one device to another. Links with the same channel share one queue of copies."""
+    """A one-way connection from one device to another. Links with the same channel share one queue of copies.
+
+    A link may use two channels, such as the sender's network card and the receiver's: a copy then needs both at once.
+    """
 
     source: str
     target: str
     bytes_per_second: float
     latency_seconds: float
-    channel: str | None = None  # None: a channel of its own
+    channel: str | tuple[str, ...] | None = None  # None: a channel of its own
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels that a copy needs: one or two."""
+        if self.channel is None:
+            return (f"{self.source}->{self.target}",)
+        return (self.channel,) if isinstance(self.channel, str) else self.channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +68,7 @@ class Cluster:
     name: str
     devices: tuple[Device, ...]
     links: tuple[Link, ...]
-    dispatch_seconds: float = 0.0  # host time to launch an op or a copy
+    dispatch_seconds: float = 0.0  # host time to launch an op or a copy; one between hosts takes it on both
     description: str = ""
 
     def __post_init__(self) -> None:
@@ -133,16 +144,27 @@ class Cluster:
     def channel_names(self) -> tuple[str, ...]:
         """The channels' names, ordered by the first ordered pair of devices that uses them."""
         pairs = sorted(self._link_of)
-        return tuple(dict.fromkeys(_channel(self._link_of[pair]) for pair in pairs))
+        return tuple(dict.fromkeys(name for pair in pairs for name in self._link_of[pair].channels))
 
     @cached_property
     def channels(self) -> Ints:
-        """The channel of each link, -1 within a device: [devices, devices]."""
-        number = {name: i for i, name in enumerate(self.channel_names)}
-        matrix = np.full((self.num_devices, self.num_devices), -1, np.int64)
-        for pair, link in self._link_of.items():
-            matrix[pair] = number[_channel(link)]
-        return frozen(matrix, np.int64)
+        """The first channel of each link, -1 within a device: [devices, devices]."""
+        return self._channel_matrix(0)
+
+    @cached_property
+    def second_channels(self) -> Ints:
+        """The other channel of each link, or its only one again; -1 within a device: [devices, devices]."""
+        return self._channel_matrix(-1)
+
+    @cached_property
+    def host_names(self) -> tuple[str, ...]:
+        """The hosts' names, ordered by their first devices."""
+        return tuple(dict.fromkeys(device.host for device in self.devices))
+
+    @cached_property
+    def hosts(self) -> Ints:
+        """The host of each device, an index into `host_names`: [devices]."""
+        return frozen([self.host_names.index(device.host) for device in self.devices], np.int64)
 
     @cached_property
     def digest(self) -> str:
@@ -153,13 +175,29 @@ class Cluster:
         words: list[Any] = [devices, self.channel_names]
         if any(d.flops_by_type for d in self.devices):  # others have the digest from before there were types
             words.append([[[name, float(flops)] for name, flops in d.flops_by_type] for d in self.devices])
-        return digest_of(words, self.channels, np.array(numbers, np.float64), *links)
+        arrays = [self.channels, np.array(numbers, np.float64), *links]
+        if len(self.host_names) > 1:  # the same for hosts, and for links that use two channels
+            arrays.append(self.hosts)
+        if not np.array_equal(self.channels, self.second_channels):
+            arrays.append(self.second_channels)
+        return digest_of(words, *arrays)
+
+    def link(self, source: int, target: int) -> Link:
+        """Returns the link from one device to another."""
+        return self._link_of[source, target]
 
     @cached_property
     def _link_of(self) -> dict[tuple[int, int], Link]:
         """The link of each ordered pair; if a pair has several, the last one counts."""
         index = {name: i for i, name in enumerate(self.device_names)}
         return {(index[link.source], index[link.target]): link for link in self.links}
+
+    def _channel_matrix(self, position: int) -> Ints:
+        number = {name: i for i, name in enumerate(self.channel_names)}
+        matrix = np.full((self.num_devices, self.num_devices), -1, np.int64)
+        for pair, link in self._link_of.items():
+            matrix[pair] = number[link.channels[position]]
+        return frozen(matrix, np.int64)
 
     def _matrix(self, entries: dict[tuple[int, int], float], fill: float) -> Floats:
         matrix = np.full((self.num_devices, self.num_devices), fill)
@@ -180,10 +218,6 @@ def copy_seconds(nbytes: Any, latency_seconds: Any, bytes_per_second: Any, num_c
 def _type_position(entry: tuple[str, float]) -> int:
     """Returns where a type stands in COMPUTE_TYPES; one that does not is refused by the cluster."""
     return COMPUTE_TYPES.index(entry[0]) if entry[0] in COMPUTE_TYPES else len(COMPUTE_TYPES)
-
-
-def _channel(link: Link) -> str:
-    return f"{link.source}->{link.target}" if link.channel is None else link.channel
 
 
 def _check(cluster: Cluster) -> None:
@@ -214,6 +248,8 @@ def _check(cluster: Cluster) -> None:
             _refuse(element, "from and to must be different devices")
         _check_positive(element, bytes_per_second=link.bytes_per_second)
         _check_not_negative(element, latency_seconds=link.latency_seconds)
+        if not 1 <= len(link.channels) <= 2:
+            _refuse(element, f"a copy needs one channel or two, got {len(link.channels)}")
     _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)
     given = {(link.source, link.target) for link in cluster.links}
     for source in names:

@@ -16,7 +16,7 @@ FORMAT, VERSION = "placewise-cluster", 1
 
 CLUSTER_FIELDS = ("format", "version", "name", "description", "dispatch_seconds", "devices", "links", "default_link")
 
-DEVICE_FIELDS = ("name", "kind", "memory", "flops", "bytes_per_second", "overhead_seconds")
+DEVICE_FIELDS = ("name", "kind", "host", "memory", "flops", "bytes_per_second", "overhead_seconds")
 
 DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel")
 
@@ -67,6 +67,7 @@ def _device(row: Any, element: str) -> Device:
         bytes_per_second=device.number("bytes_per_second", above_zero=True),
         overhead_seconds=device.number("overhead_seconds", 0),
         flops_by_type=tuple(speeds.items()),
+        host=device.text("host", ""),
     )
 
 
@@ -120,8 +121,18 @@ def _link(link: Fields, source: str, target: str) -> Link:
         target,
         link.number("bytes_per_second", above_zero=True),
         link.number("latency_seconds"),
-        link.text("channel") if "channel" in link.given else None,
+        _channel(link) if "channel" in link.given else None,
     )
+
+
+def _channel(link: Fields) -> str | tuple[str, ...]:
+    """Returns the channel in "bus", or the two in ["a card", "b card"]."""
+    given = link.get("channel")
+    if isinstance(given, str):
+        return link.text("channel")
+    if not isinstance(given, list) or not 1 <= len(given) <= 2 or not all(isinstance(name, str) for name in given):
+        raise link.wrong(f"channel must be a name, or a list of two names, got {describe(given)}")
+    return tuple(given)
 
 
 def format_cluster(cluster: Cluster) -> str:
@@ -134,6 +145,7 @@ def format_cluster(cluster: Cluster) -> str:
         fields: dict[str, Any] = {
             "name": device.name,
             "kind": device.kind,
+            **({"host": device.host} if device.host else {}),
             "memory": _memory_text(int(device.memory_bytes)),
         }
         speeds = {
@@ -149,7 +161,7 @@ def format_cluster(cluster: Cluster) -> str:
             "latency_seconds": float(link.latency_seconds),
         }
         if link.channel is not None:
-            fields["channel"] = link.channel
+            fields["channel"] = link.channel if isinstance(link.channel, str) else list(link.channel)
         sections.append(f"[[links]]\n{tomli_w.dumps(fields)}")
     return "\n".join(sections)
 

@@ -57,5 +57,5 @@ def _link(cluster: Cluster, device: Device, whole: Device, other: Device, other_
         other.name,
         float(cluster.bytes_per_second[source, target]),
         float(cluster.latency_seconds[source, target]),
-        cluster.channel_names[cluster.channels[source, target]],
+        cluster.link(source, target).channel or f"{whole.name}->{other_whole.name}",
     )

@@ -43,7 +43,10 @@ class FlatProblem(NamedTuple):
     latency_seconds: Floats  # [devices * devices]
     bytes_per_second: Floats  # [devices * devices]
     channels: Int32s  # [devices * devices]
+    second_channels: Int32s  # [devices * devices], the same one again for a link that uses one channel
     num_channels: int
+    hosts: Int32s  # [devices], the host that launches for each
+    num_hosts: int
     dispatch_seconds: float
 
 
@@ -107,7 +110,10 @@ def flatten(problem: Problem) -> FlatProblem:
         latency_seconds=np.array(cluster.latency_seconds).reshape(-1),
         bytes_per_second=np.array(cluster.bytes_per_second).reshape(-1),
         channels=cluster.channels.astype(np.int32).reshape(-1),
+        second_channels=cluster.second_channels.astype(np.int32).reshape(-1),
         num_channels=len(cluster.channel_names),
+        hosts=cluster.hosts.astype(np.int32),
+        num_hosts=len(cluster.host_names),
         dispatch_seconds=float(cluster.dispatch_seconds),
     )
 

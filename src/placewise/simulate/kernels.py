@@ -18,9 +18,9 @@ UNLAUNCHED = np.int32(2**31 - 1)  # in `launch_at`: the copy was not launched
 class Workspace(NamedTuple):
     """What a pass reads and writes: the placement, and the state of the machine.
 
-    A pass that begins at a position finds the state there: `ends` of the ops before it, `free`, `busy`, and the copies
-    whose `launch_at` is below it. For a copy that it launches itself, it writes position - number of ops into `launch_at`,
-    which is below every position.
+    A pass that begins at a position finds the state there: `ends` of the ops before it, `free`, `busy`, `hosts`, and the
+    copies whose `launch_at` is below it. For a copy that it launches itself, it writes position - number of ops into
+    `launch_at`, which is below every position.
     """
 
     devices: Any  # [groups], the placement, as int16 to stay in the cache
@@ -30,6 +30,7 @@ class Workspace(NamedTuple):
     launched: Int32s  # [places], the first ones are those that the pass launched, in launch order
     free: Floats  # [devices], when each is free again
     busy: Floats  # [channels], when each is free again
+    hosts: Floats  # [hosts], when each has launched what it launched so far
 
 
 class MemoryWorkspace(NamedTuple):
@@ -56,6 +57,7 @@ def new_workspace(flat: FlatProblem, num_groups: int) -> Workspace:
         np.zeros(places, np.int32),
         np.zeros(flat.num_devices, np.float64),
         np.zeros(flat.num_channels, np.float64),
+        np.zeros(flat.num_hosts, np.float64),
     )
 
 
@@ -85,9 +87,9 @@ class Snapshots(NamedTuple):
     """The state of the machine at every `stride`-th position."""
 
     stride: int
-    host: Floats  # [snapshots]
     free: Floats  # [snapshots, devices]
     busy: Floats  # [snapshots, channels]
+    hosts: Floats  # [snapshots, hosts]
 
 
 @inlined
@@ -110,12 +112,13 @@ def simulate_order(flat: FlatProblem, order: Int32s, work: Workspace, memory: An
     """
     work.free[:] = 0.0
     work.busy[:] = 0.0
-    return simulate_from(flat, order, 0, 0.0, work, memory, None, None)
+    work.hosts[:] = 0.0
+    return simulate_from(flat, order, 0, work, memory, None, None)
 
 
 @kernel
 def simulate_from(
-    flat: FlatProblem, order: Int32s, first: int, host: float, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
+    flat: FlatProblem, order: Int32s, first: int, work: Workspace, memory: Any, snapshots: Any, cutoff: Any
 ) -> tuple[float, int]:
     """Returns what `simulate_order` returns, for a pass that begins at position `first` with the workspace's state.
 
@@ -127,8 +130,9 @@ def simulate_from(
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     read_storages, copy_bytes, copy_makers = flat.read_storages, flat.copy_bytes, flat.copy_makers
     after_ends, after_ops = flat.after_ends, flat.after_ops
-    latency, bandwidth, channels = flat.latency_seconds, flat.bytes_per_second, flat.channels
-    devices, ends, free, busy = work.devices, work.ends, work.free, work.busy
+    latency, bandwidth, host_of = flat.latency_seconds, flat.bytes_per_second, flat.hosts
+    channels, second_channels = flat.channels, flat.second_channels
+    devices, ends, free, busy, hosts = work.devices, work.ends, work.free, work.busy, work.hosts
     launch_at, arrivals, launched = work.launch_at, work.arrivals, work.launched
     if memory is not None:
         made_bytes, touch_ends, touch_storages = flat.made_bytes, flat.touch_ends, flat.touch_storages
@@ -137,10 +141,10 @@ def simulate_from(
     for position in range(first, num_ops):
         if snapshots is not None:
             if position % snapshots.stride == 0:
-                save(snapshots, position // snapshots.stride, host, free, busy)
+                save(snapshots, position // snapshots.stride, free, busy, hosts)
         n = order[position]
         here = devices[op_groups[n]]
-        start = free[here]
+        start, host = free[here], host_of[here]
         if memory is not None:
             bytes_here = made_bytes[n]
             for touch in range(touch_ends[n], touch_ends[n + 1]):
@@ -153,16 +157,23 @@ def simulate_from(
                 if launch_at[place] < first:
                     arrival = arrivals[place]
                 else:
-                    host += dispatch
+                    hosts[host] += dispatch
+                    begin = hosts[host]
+                    sender = host_of[there]
+                    if sender != host:
+                        hosts[sender] += dispatch
+                        begin = max(begin, hosts[sender])
                     maker = copy_makers[copy]
-                    begin = max(host, ends[maker]) if maker >= 0 else host
+                    if maker >= 0:
+                        begin = max(begin, ends[maker])
                     link = there * num_devices + here
-                    channel = channels[link]
-                    begin = max(begin, busy[channel])
+                    channel, second = channels[link], second_channels[link]
+                    begin = max(begin, busy[channel], busy[second])
                     arrival = arrival_time(begin, copy_bytes[copy], latency[link], bandwidth[link])
                     launch_at[place] = position - num_ops
                     arrivals[place] = arrival
                     busy[channel] = arrival
+                    busy[second] = arrival
                     launched[num_copies] = place
                     num_copies += 1
                     if memory is not None:
@@ -177,8 +188,8 @@ def simulate_from(
                     last_use[read_storages[read]] = position
         for after in range(after_ends[n], after_ends[n + 1]):
             start = max(start, ends[after_ops[after]])
-        host += dispatch
-        end = max(start, host) + op_seconds[n * num_devices + here]
+        hosts[host] += dispatch
+        end = max(start, hosts[host]) + op_seconds[n * num_devices + here]
         ends[n] = end
         free[here] = end
         if cutoff is not None:
@@ -198,11 +209,11 @@ def forget_copies(work: Workspace, num_copies: int) -> None:
 
 
 @kernel
-def save(snapshots: Snapshots, number: int, host: float, free: Floats, busy: Floats) -> None:
+def save(snapshots: Snapshots, number: int, free: Floats, busy: Floats, hosts: Floats) -> None:
     """Saves the state of the machine."""
-    snapshots.host[number] = host
     snapshots.free[number] = free
     snapshots.busy[number] = busy
+    snapshots.hosts[number] = hosts
 
 
 @kernel

@@ -13,9 +13,9 @@ def longest_step_seconds(problem: Problem) -> float:
     """Returns seconds that no step exceeds: all that can happen in it, one after the other, each as slow as it can be.
 
     Every op runs on the slowest device that its group can be on. Every tensor is copied to every device that a reading group
-    can be on, over the slowest link for it. The host launches all of that. A step takes no longer, because whatever ends in
-    it has begun at its start, or when something else ended: its end is a sum of some of these times, each counted once.
-    Where a tensor stands for others, the largest of them counts.
+    can be on, over the slowest link for it. The hosts launch all of that, and a copy between hosts is launched on both. A
+    step takes no longer, because whatever ends in it has begun at its start, or when something else ended: its end is a sum
+    of some of these times, each counted once. Where a tensor stands for others, the largest of them counts.
     """
     cluster, dispatch_seconds = problem.cluster, problem.cluster.dispatch_seconds
     slowest = np.where(problem.allowed[problem.op_groups], problem.op_seconds, 0.0).max(axis=1, initial=0.0)  # [ops]
@@ -26,7 +26,8 @@ def longest_step_seconds(problem: Problem) -> float:
     num_copies = np.minimum(num_readers, problem.num_devices - 1)  # [tensors]
     links = np.unique(np.stack([cluster.latency_seconds.ravel(), cluster.bytes_per_second.ravel()]), axis=1)
     slowest_copy = copy_seconds(_most_bytes(problem.graph)[tensors][:, None], *links).max(axis=1, initial=0.0)
-    launches = dispatch_seconds * (problem.num_ops + int(num_copies.sum()))
+    launches_per_copy = min(len(cluster.host_names), 2)
+    launches = dispatch_seconds * (problem.num_ops + launches_per_copy * int(num_copies.sum()))
     return float(slowest.sum() + (num_copies * slowest_copy).sum() + launches)
 
 

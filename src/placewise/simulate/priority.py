@@ -1,8 +1,8 @@
 """The priority order: the order in which an event-driven list schedule of a placement starts the ops.
 
-A copy starts as soon as its tensor is made and its channel is free. A channel serves tensors in the order in which they are
-made (ties go to the lower device, then to the lower tensor), and copies of one tensor in the order of their first readers. A
-free device starts, of the ops whose inputs have arrived, the one with the longest remaining path, copies included; ties go
+A copy starts as soon as its tensor is made and its channels are free. A channel serves tensors in the order in which they
+are made (ties go to the lower device, then to the lower tensor), and copies of one tensor in the order of their first
+readers. A free device starts, of the ops whose inputs have arrived, the one with the longest remaining path, copies included; ties go
 to the lowest index. Devices that start ops at the same moment do so in their order.
 """
 
@@ -145,7 +145,8 @@ def _queue(
 def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
     """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
     num_devices, num_ops = flat.num_devices, len(flat.op_groups)
-    op_groups, op_seconds, channels = flat.op_groups, flat.op_seconds, flat.channels
+    op_groups, op_seconds = flat.op_groups, flat.op_seconds
+    channels, second_channels = flat.channels, flat.second_channels
     latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
     value_groups, value_bytes = waits.value_groups, waits.value_bytes
     reader_ends, readers, output_ends, outputs = waits.reader_ends, waits.readers, waits.output_ends, waits.outputs
@@ -186,10 +187,11 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                     arrival = arrivals[place]
                     if arrival < 0.0:
                         link = there * num_devices + here
-                        begin = max(now, busy[channels[link]])
+                        begin = max(now, busy[channels[link]], busy[second_channels[link]])
                         arrival = arrival_time(begin, value_bytes[value], latency[link], bandwidth[link])
                         arrivals[place] = arrival
                         busy[channels[link]] = arrival
+                        busy[second_channels[link]] = arrival
                         launched[num_copies] = place
                         num_copies += 1
                     arrived[n] = max(arrived[n], arrival)

@@ -16,10 +16,18 @@ def size(text: int | str) -> int:
     return int(float(text.removesuffix(unit)) * UNITS[unit]) if unit else int(text)
 
 
-def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
-    """Returns {(source, target): (latency in seconds, bytes per second, channel)}, by device name."""
+def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, tuple[str, ...]]]:
+    """Returns {(source, target): (latency in seconds, bytes per second, channels)}, by device name.
+
+    `channel` is a name or a list of two: a copy needs both at once (the sender's network card and the receiver's, say).
+    """
     names = [d["name"] for d in cluster["devices"]]
     found = {}
+
+    def channels(link: Any, a: str, b: str) -> tuple[str, ...]:
+        given = link.get("channel", f"{a}->{b}")
+        return tuple(given) if isinstance(given, list) else (given,)
+
     if default := cluster.get("default_link"):
         for a in names:
             for b in names:
@@ -27,11 +35,11 @@ def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, str]]:
                     found[a, b] = (
                         default["latency_seconds"],
                         default["bytes_per_second"],
-                        default.get("channel", f"{a}->{b}"),
+                        channels(default, a, b),
                     )
     for link in cluster.get("links", []):
         for a, b in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
-            found[a, b] = (link["latency_seconds"], link["bytes_per_second"], link.get("channel", f"{a}->{b}"))
+            found[a, b] = (link["latency_seconds"], link["bytes_per_second"], channels(link, a, b))
     return found
 
 
@@ -88,8 +96,9 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
             t = tensors[t]["alias_of"]
         return t
 
-    # 1. Time: the host launches ops one by one; every device and every channel works through its own queue in that order.
-    host, device_free = 0.0, dict.fromkeys(devices, 0.0)
+    # 1. Time: each host launches its ops one by one; every device and channel works through its own queue in that order.
+    host_of = {name: device.get("host", "") for name, device in devices.items()}
+    host, device_free = dict.fromkeys(host_of.values(), 0.0), dict.fromkeys(devices, 0.0)
     channel_free: dict[str, float] = {}
     ready = {(t, home(t)): 0.0 for t in range(len(tensors)) if t not in producer}
     start: dict[int, float] = {}
@@ -100,14 +109,19 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
         for t in reads[n]:
             if (t, here) not in ready:
                 there = home(t)
-                latency, bandwidth, channel = link_of[there, here]
-                host += dispatch
-                begin = max(host, ready[t, there], channel_free.get(channel, 0.0))
-                ready[t, here] = channel_free[channel] = begin + latency + tensors[t]["nbytes"] / bandwidth
+                latency, bandwidth, channels = link_of[there, here]
+                launching = dict.fromkeys([host_of[there], host_of[here]])  # one sends, the other receives
+                for h in launching:
+                    host[h] += dispatch
+                queues = [channel_free.get(channel, 0.0) for channel in channels]
+                begin = max(ready[t, there], *(host[h] for h in launching), *queues)
+                ready[t, here] = begin + latency + tensors[t]["nbytes"] / bandwidth
+                for channel in channels:
+                    channel_free[channel] = ready[t, here]
                 copies.append({"tensor": t, "from": there, "to": here, "start": begin, "end": ready[t, here], "for": n})
-        host += dispatch
+        host[host_of[here]] += dispatch
         waits = (
-            [host, device_free[here]]
+            [host[host_of[here]], device_free[here]]
             + [ready[t, here] for t in reads[n]]
             + [end[m] for m in ops[n].get("after", []) if device_of[m] is not None]
         )

@@ -17,8 +17,8 @@ class Timeline(NamedTuple):
     """When every op and every copy runs, and what it waits for last; copies are in launch order.
 
     An op waits for nothing, for the host to launch it, for its device (the op before it there), for a copy, or for an op
-    that it must come after. A copy waits for nothing, the host, the op that makes its tensor, or its channel (the copy
-    before it there).
+    that it must come after. A copy waits for nothing, the host, the op that makes its tensor, or one of its channels
+    (the copy before it there).
     """
 
     start: Floats  # [ops]
@@ -56,7 +56,7 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
     If an op waits for several things that end at the same moment, the device comes first, then the first input.
     """
     num_ops, num_devices, dispatch = len(order), flat.num_devices, flat.dispatch_seconds
-    devices, free, busy = work.devices, work.free, work.busy
+    devices, free, busy, hosts = work.devices, work.free, work.busy, work.hosts
     start, end = np.zeros(num_ops), np.zeros(num_ops)
     wait, wait_for = np.zeros(num_ops, np.int32), np.full(num_ops, -1, np.int32)
     size = len(flat.copy_bytes) * num_devices
@@ -68,7 +68,8 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
     last_op, last_copy = np.full(num_devices, -1, np.int32), np.full(flat.num_channels, -1, np.int32)
     free[:] = 0.0
     busy[:] = 0.0
-    host, num_copies = 0.0, 0
+    hosts[:] = 0.0
+    num_copies = 0
     for position in range(num_ops):
         n = order[position]
         here = devices[flat.op_groups[n]]
@@ -82,28 +83,33 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
             if copy < 0:
                 copy = copy_at[tensor * num_devices + here] = num_copies
                 num_copies += 1
-                host += dispatch
+                receiver, sender = flat.hosts[here], flat.hosts[there]
+                hosts[receiver] += dispatch
+                if sender != receiver:
+                    hosts[sender] += dispatch
                 link = there * num_devices + here
-                channel, maker = flat.channels[link], flat.copy_makers[tensor]
-                leaves, reason, cause = host, HOST, -1
+                maker = flat.copy_makers[tensor]
+                leaves, reason, cause = max(hosts[receiver], hosts[sender]), HOST, -1
                 if maker >= 0 and end[maker] >= leaves:
                     leaves, reason, cause = end[maker], MAKER, maker
-                if busy[channel] > leaves:
-                    leaves, reason, cause = busy[channel], CHANNEL, last_copy[channel]
+                for channel in (flat.channels[link], flat.second_channels[link]):
+                    if busy[channel] > leaves:
+                        leaves, reason, cause = busy[channel], CHANNEL, last_copy[channel]
                 latency, bandwidth = flat.latency_seconds[link], flat.bytes_per_second[link]
                 arrives = arrival_time(leaves, flat.copy_bytes[tensor], latency, bandwidth)
                 copy_tensor[copy], copy_source[copy], copy_target[copy], copy_reader[copy] = tensor, there, here, n
                 copy_start[copy], copy_end[copy] = leaves, arrives
                 copy_wait[copy], copy_wait_for[copy] = (reason, cause) if leaves > 0.0 else (NOTHING, -1)
-                busy[channel], last_copy[channel] = arrives, copy
+                for channel in (flat.channels[link], flat.second_channels[link]):
+                    busy[channel], last_copy[channel] = arrives, copy
             if copy_end[copy] > begin:
                 begin, why, what = copy_end[copy], COPY, copy
         for after in range(flat.after_ends[n], flat.after_ends[n + 1]):
             if end[flat.after_ops[after]] > begin:
                 begin, why, what = end[flat.after_ops[after]], AFTER, flat.after_ops[after]
-        host += dispatch
-        if host > begin:
-            begin, why, what = host, HOST, -1
+        hosts[flat.hosts[here]] += dispatch
+        if hosts[flat.hosts[here]] > begin:
+            begin, why, what = hosts[flat.hosts[here]], HOST, -1
         start[n], end[n] = begin, begin + flat.op_seconds[n * num_devices + here]
         wait[n], wait_for[n] = (why, what) if begin > 0.0 else (NOTHING, -1)
         free[here], last_op[here] = end[n], n

@@ -25,7 +25,7 @@ def check(problem: Problem, name: str, seconds: float, certificate: Mapping[str,
 
 def _host(step: PlainProblem, certificate: Mapping[str, Any]) -> float:
     dispatch = step.problem.cluster.dispatch_seconds
-    return len(step.groups) * dispatch + min(map(min, step.seconds)) if dispatch and step.groups else 0.0
+    return step.share(len(step.groups)) * dispatch + min(map(min, step.seconds)) if dispatch and step.groups else 0.0
 
 
 def _path(step: PlainProblem, certificate: Mapping[str, Any]) -> float:

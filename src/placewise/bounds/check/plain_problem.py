@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 
 from placewise.core.problem import Problem
 
@@ -83,7 +83,11 @@ class PlainProblem:
             for source in row:
                 bits |= before[source] | 1 << source
             before.append(bits)
-        return [(bits.bit_count() + 1) * dispatch for bits in before]
+        return [self.share(bits.bit_count() + 1) * dispatch for bits in before]
+
+    def share(self, num_ops: int) -> int:
+        """Returns how many of some ops one of the hosts launches at least."""
+        return ceil(num_ops / len({device.host for device in self.problem.cluster.devices}))
 
     def arrival(self, op: int, device: int) -> float:
         """Returns the earliest time at which an op is launched and its resident inputs are on a device."""

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from placewise.core.cluster import Cluster, Device, Link
-from placewise.core.errors import GraphError
+from placewise.core.errors import ClusterError, GraphError
 from placewise.core.graph import MAX_BYTES, Graph
 from placewise.formats.files import Fields, read_bytes
 from placewise.formats.graph_file import FORMAT, VERSION, parse_graph
 from placewise.formats.importers.program_order import topological_order
+
+QUEUES = ("sender", "device", "pair")  # what copies of the comparison's machine wait for
 
 LAYER_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 
@@ -229,28 +231,31 @@ def _whole_bytes(layer: Fields, name: str) -> int:
     return round(nbytes)
 
 
+def _channel(queue: str, source: str, target: str) -> str | tuple[str, str] | None:
+    """Returns the channels of a link on the machine of the comparison."""
+    return {"device": (f"{source} card", f"{target} card"), "sender": f"{source} sends", "pair": None}[queue]
+
+
 def pipedream_cluster(
     num_gpus: int = 4,
     *,
     memory_bytes: int = 2**40,
     latency_seconds: float = 134e-6,
     seconds_per_byte: float = 0.0001754e-6,
-    shared_channels: bool = True,
+    queue: str = "sender",
 ) -> Cluster:
     """Returns the machine of the comparison: GPUs 'gpu:0'.., a copy of n bytes takes latency + n · seconds_per_byte.
 
-    There, a device sends or receives one copy at a time. Our copies take one channel each, so this can't be expressed.
-    The closest is one channel for everything that a device sends (`shared_channels`), then a channel for every ordered
-    pair. Both are more permissive than the original, where receiving waits too, so a step can be faster here without a
-    better placement. The comparison states no memory limit, so the default is practically unlimited. Speeds are 1
-    because all times are given.
+    There, a device sends or receives one copy at a time: with the `queue` "device", a copy needs the channels of both its
+    ends. More permissive machines have a channel for everything that a device sends ("sender"), or one for every ordered
+    pair ("pair"); a step can be faster there without a better placement. The comparison states no memory limit, so the default
+    is practically unlimited. Speeds are 1 because all times are given.
     """
+    if queue not in QUEUES:
+        raise ClusterError(f"queue must be one of {', '.join(QUEUES)}, got {queue!r}")
     names = [f"gpu:{i}" for i in range(num_gpus)]
     devices = tuple(Device(name, "gpu", memory_bytes, 1.0, 1.0) for name in names)
     links = tuple(
-        Link(a, b, 1 / seconds_per_byte, latency_seconds, f"{a} sends" if shared_channels else None)
-        for a in names
-        for b in names
-        if a != b
+        Link(a, b, 1 / seconds_per_byte, latency_seconds, _channel(queue, a, b)) for a in names for b in names if a != b
     )
     return Cluster(f"{num_gpus} GPUs of the Baechi comparison", devices, links)

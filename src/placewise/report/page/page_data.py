@@ -95,9 +95,12 @@ def _problem_data(plan: ShownPlan) -> dict[str, Any]:
     return {
         "graph": problem.graph.name,
         "cluster": cluster.name,
-        "devices": [{"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes} for d in cluster.devices],
+        "devices": [
+            {"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes, "host": d.host} for d in cluster.devices
+        ],
         "channels": cluster.channel_names,
         "channel": cluster.channels.tolist(),
+        "second_channel": cluster.second_channels.tolist(),
         "bound_seconds": None if bound is None else bound.seconds,
         "alone": None if alone is None else {"name": alone[0], "seconds": alone[1]},
         "expert_seconds": comparisons.expert_seconds,

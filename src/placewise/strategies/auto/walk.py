@@ -130,7 +130,7 @@ def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
 
 def _new_snapshots(flat: FlatProblem) -> Snapshots:
     count = len(flat.op_groups) // STRIDE + 1
-    return Snapshots(STRIDE, np.zeros(count), np.zeros((count, flat.num_devices)), np.zeros((count, flat.num_channels)))
+    return Snapshots(STRIDE, *(np.zeros((count, size)) for size in (flat.num_devices, flat.num_channels, flat.num_hosts)))
 
 
 @kernel
@@ -197,7 +197,8 @@ def _start(flat: FlatProblem, walker: Walker) -> float:
     trail.num_launched[0] = 0
     work.free[:] = 0.0
     work.busy[:] = 0.0
-    seconds, num_copies = simulate_from(flat, order, 0, 0.0, work, None, walker.trial, None)
+    work.hosts[:] = 0.0
+    seconds, num_copies = simulate_from(flat, order, 0, work, None, walker.trial, None)
     _adopt(walker, 0, num_copies)
     _find_latest(flat, order, work.devices, seconds, trail)
     return seconds
@@ -264,7 +265,8 @@ def _try(flat: FlatProblem, walker: Walker, start: int, cutoff: Cutoff) -> tuple
     trail.restored[0] = start
     work.free[:] = snapshots.free[number]
     work.busy[:] = snapshots.busy[number]
-    return simulate_from(flat, order, start, snapshots.host[number], work, None, walker.trial, cutoff)
+    work.hosts[:] = snapshots.hosts[number]
+    return simulate_from(flat, order, start, work, None, walker.trial, cutoff)
 
 
 @borrowing
@@ -290,7 +292,8 @@ def _adopt(walker: Walker, start: int, num_copies: int) -> None:
         trail.ends[order[position]] = work.ends[order[position]]
     trial, snapshots = walker.trial, walker.snapshots
     for number in range(start // STRIDE, (num_ops + STRIDE - 1) // STRIDE):
-        snapshots.host[number] = trial.host[number]
+        for host in range(trial.hosts.shape[1]):
+            snapshots.hosts[number, host] = trial.hosts[number, host]
         for device in range(trial.free.shape[1]):
             snapshots.free[number, device] = trial.free[number, device]
         for channel in range(trial.busy.shape[1]):
@@ -300,7 +303,8 @@ def _adopt(walker: Walker, start: int, num_copies: int) -> None:
 @borrowing
 def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float, trail: Trail) -> None:
     """Writes the latest end of each op with which the step takes no longer, if all queues stay as they are."""
-    num_devices, op_groups, op_seconds, channels = flat.num_devices, flat.op_groups, flat.op_seconds, flat.channels
+    num_devices, op_groups, op_seconds = flat.num_devices, flat.op_groups, flat.op_seconds
+    channels, second_channels = flat.channels, flat.second_channels
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     copy_bytes, copy_makers = flat.copy_bytes, flat.copy_makers
     after_ends, after_ops = flat.after_ends, flat.after_ops
@@ -327,10 +331,11 @@ def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float,
                 copy_latest[place] = min(copy_latest[place], start)
                 if launch_at[place] == position:
                     link = there * num_devices + here
-                    channel = num_devices + channels[link]
-                    end = min(copy_latest[place], next_free[channel])
+                    channel, second = num_devices + channels[link], num_devices + second_channels[link]
+                    end = min(copy_latest[place], next_free[channel], next_free[second])
                     begin = departure_time(end, copy_bytes[copy], latency[link], bandwidth[link])
                     next_free[channel] = begin
+                    next_free[second] = begin
                     maker = copy_makers[copy]
                     if maker >= 0:
                         latest[maker] = min(latest[maker], begin)

@@ -329,10 +329,11 @@ def _inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, k
         arrival = state.arrivals[value * flat.num_devices + device]
         if arrival < 0.0:
             link = there * flat.num_devices + device
-            channel = flat.channels[link]
+            channel, second = flat.channels[link], flat.second_channels[link]
             seconds = arrival_time(0.0, waits.value_bytes[value], flat.latency_seconds[link], flat.bytes_per_second[link])
-            arrival = max(made, busy[channel]) + seconds
+            arrival = max(made, busy[channel], busy[second]) + seconds
             busy[channel] = arrival
+            busy[second] = arrival
             if keep:
                 state.arrivals[value * flat.num_devices + device] = arrival
         ready = max(ready, arrival)

@@ -280,7 +280,7 @@ class ConstraintProgram:
         return {copy: self.model.new_int_var(0, UNITS, f"copying {copy.tensor} {copy.target}") for copy in self.copies}
 
     def _add_copies(self) -> None:
-        """A copy starts after its tensor is made; a channel moves one copy at a time in launch order; readers wait."""
+        """A copy starts after its tensor is made; its channels move one copy at a time in launch order; readers wait."""
         cluster, producer = self.problem.cluster, self.problem.graph.producer
         by_channel: dict[int, list[tuple[PossibleCopy, list[Literal], int]]] = defaultdict(list)
         for copy, readers in self.copies.items():
@@ -293,7 +293,8 @@ class ConstraintProgram:
                 if a == copy.target or isinstance(at_home, int):
                     continue
                 units = self._units(float(seconds[a, copy.target]))
-                by_channel[int(cluster.channels[a, copy.target])].append((copy, [made, at_home], units))
+                for channel in self._channels(a, copy.target):
+                    by_channel[channel].append((copy, [made, at_home], units))
                 for n in readers:
                     self.logic.imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)
         for channel in sorted(by_channel):
@@ -308,18 +309,31 @@ class ConstraintProgram:
         """Returns whether the order of two copies can matter: for a channel, or for the host."""
         if self.problem.cluster.dispatch_seconds > 0.0:
             return True
-        channels, allowed = self.problem.cluster.channels, self.problem.allowed
+        allowed = self.problem.allowed
         of = [
-            {int(channels[s, copy.target]) for s in np.flatnonzero(allowed[self.home[copy.tensor]]) if s != copy.target}
+            {
+                channel
+                for source in np.flatnonzero(allowed[self.home[copy.tensor]]).tolist()
+                if source != copy.target
+                for channel in self._channels(source, copy.target)
+            }
             for copy in (a, b)
         ]
         return bool(of[0] & of[1])
 
+    def _channels(self, source: int, target: int) -> list[int]:
+        """Returns the channels of a link, each once."""
+        cluster = self.problem.cluster
+        return sorted({int(cluster.channels[source, target]), int(cluster.second_channels[source, target])})
+
     # --- launches ---
 
     def _add_launches(self) -> None:
-        """Nothing starts before its launch; the host launches one op or copy after the other."""
+        """Nothing starts before its launch; a host launches one op or copy after the other."""
         dispatch = self.problem.cluster.dispatch_seconds
+        if len(self.problem.cluster.host_names) > 1:
+            self._add_launches_of_hosts(dispatch)
+            return
         for n in self.ops:
             copies = [self.is_launched_by(copy, n) for copy in self.copies]
             count = 1 + self.position[n] + sum(copies)
@@ -329,6 +343,29 @@ class ConstraintProgram:
             earlier = [self.logic.all_of([self.is_made[b], self.earlier[b, copy]]) for b in others]
             ops = [negated(self._has_reader_by(copy, n)) for n in self.ops]
             self._add_launch(self.copy_start[copy], 1 + sum(earlier) + sum(ops), dispatch, [self.is_made[copy]])
+
+    def _add_launches_of_hosts(self, dispatch: float) -> None:
+        """The same for several hosts: each counts the ops on its own devices, and the copies from and to them."""
+        hosts = self.problem.cluster.hosts.tolist()
+        for host in sorted(set(hosts)):
+            own = [d for d, h in enumerate(hosts) if h == host]
+            runs = [self.logic.any_of([self.on[self.group[n]][d] for d in own]) for n in self.ops]
+            moves = {
+                copy: self.is_made[copy] if copy.target in own
+                else self.logic.all_of(
+                    [self.is_made[copy], self.logic.any_of([self.on[self.home[copy.tensor]][d] for d in own])]
+                )
+                for copy in self.copies
+            }  # fmt: skip
+            for n in self.ops:
+                earlier = [self.logic.all_of([runs[m], self.before[m, n]]) for m in self.ops if m != n]
+                copies = [self.logic.all_of([moves[copy], self._has_reader_by(copy, n)]) for copy in self.copies]
+                self._add_launch(self.start[n], 1 + sum(earlier) + sum(copies), dispatch, [runs[n]])
+            for copy in self.copies:
+                others = [b for b in self.copies if b != copy]
+                earlier = [self.logic.all_of([moves[b], self.earlier[b, copy]]) for b in others]
+                ops = [self.logic.all_of([runs[n], negated(self._has_reader_by(copy, n))]) for n in self.ops]
+                self._add_launch(self.copy_start[copy], 1 + sum(earlier) + sum(ops), dispatch, [moves[copy]])
 
     def _add_launch(self, start: Any, count: Any, dispatch: float, when: list[Literal]) -> None:
         self.model.add(start >= self._units(dispatch) * count).only_enforce_if(when)

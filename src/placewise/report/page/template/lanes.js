@@ -7,14 +7,15 @@ const COPY = 3;  // number of the colour of copies, after those of the three pha
 function lanesOf(plan, problem) {
   const lanes = [];
   const { measured, copies } = plan;
-  const channels = (source, target) => Int32Array.from(source, (from, i) => problem.channel[from][target[i]]);
+  const columns = [problem.channel, problem.second_channel];  // a copy over two channels is in the lanes of both
+  const channels = (source, target) => columns.map((channel) => Int32Array.from(source, (from, i) => channel[from][target[i]]));
   const real = measured && channels(measured.copy_source, measured.copy_target);
   problem.devices.forEach((device, d) => {
     const phases = (op) => problem.phase[op];
     lanes.push(lane({ type: "op", device: d, label: device.name, height: OP_HEIGHT }, plan.start, plan.seconds,
-      plan.device, d, null, phases));
+      [plan.device], d, null, phases));
     if (measured) lanes.push(lane({ type: "op", device: d, label: "measured", height: MEASURED_HEIGHT, isMeasured: true },
-      measured.start, measured.seconds, measured.device, d, measured.op, phases));
+      measured.start, measured.seconds, [measured.device], d, measured.op, phases));
   });
   const used = channels(copies.source, copies.target);
   problem.channels.forEach((name, c) => {
@@ -28,10 +29,10 @@ function lanesOf(plan, problem) {
   return lanes;
 }
 
-/** Returns a lane with the rows whose key is `wanted`, by start; `numbers` has the op of each row, null: its own number. */
+/** Returns a lane with the rows that have the key `wanted` in a column, by start; `numbers` has the op of each row, null: its own number. */
 function lane(named, starts, lengths, keys, wanted, numbers, colour) {
   let rows = [];
-  for (let i = 0; i < keys.length; i++) if (keys[i] === wanted) rows.push(i);
+  for (let i = 0; i < starts.length; i++) if (keys.some((column) => column[i] === wanted)) rows.push(i);
   rows.sort((a, b) => starts[a] - starts[b] || a - b);
   const found = {
     isMeasured: false, ...named, count: rows.length,
