@@ -2,8 +2,8 @@
 
 A copy starts as soon as its tensor is made and its channels are free. A channel serves tensors in the order in which they
 are made (ties go to the lower device, then to the lower tensor), and copies of one tensor in the order of their first
-readers. A free device starts, of the ops whose inputs have arrived, the one with the longest remaining path, copies included; ties go
-to the lowest index. Devices that start ops at the same moment do so in their order.
+readers. A free device starts, of the ops whose inputs have arrived, the one with the longest remaining path, copies
+included; ties go to the lowest index. Devices that start ops at the same moment do so in their order.
 """
 
 from typing import Any, NamedTuple
