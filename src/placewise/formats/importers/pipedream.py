@@ -248,8 +248,8 @@ def pipedream_cluster(
 
     There, a device sends or receives one copy at a time: with the `queue` "device", a copy needs the channels of both its
     ends. More permissive machines have a channel for everything that a device sends ("sender"), or one for every ordered
-    pair ("pair"); a step can be faster there without a better placement. The comparison states no memory limit, so the default
-    is practically unlimited. Speeds are 1 because all times are given.
+    pair ("pair"); a step can be faster there without a better placement. The comparison states no memory limit, so the
+    default is practically unlimited. Speeds are 1 because all times are given.
     """
     if queue not in QUEUES:
         raise ClusterError(f"queue must be one of {', '.join(QUEUES)}, got {queue!r}")
