@@ -180,7 +180,7 @@ def _record_forward_and_backward(
             recorder.micro_batch = number if len(parts) > 1 else -1
             recorder.phase = FORWARD
             with _autocast(step):
-                loss, output = _forward(step, part)
+                loss, output = forward_loss(step, part)
             if step.outputs or not is_training:
                 outputs.append(Structure.of(output))
             del output
@@ -259,7 +259,7 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
 
 
-def _forward(step: TrainingStep, batch: Any) -> tuple[Tensor | None, Any]:
+def forward_loss(step: TrainingStep, batch: Any) -> tuple[Tensor | None, Any]:
     """Returns the loss of a batch, None for inference, and the model's output; TrainingStep describes the call."""
     if step.optimizer is None:
         return None, _call(step.model, batch)
@@ -346,7 +346,7 @@ def _refuse_lost_state(step: TrainingStep, part: Any, attributes: ModuleAttribut
         if isinstance(leaf, Tensor):
             recorder.add_resident(leaf, "input", str(number))
     with _recording(step, recorder), _autocast(step):
-        _forward(step, part)
+        forward_loss(step, part)
     if name := generators.changed():
         raise CaptureError(
             f"the model draws numbers from {name}, and a recorded step would repeat them: draw them with torch, or pass "
