@@ -89,10 +89,12 @@ class ModelGuard:
             changed = next(i for i, mode in enumerate(modes) if mode != self._is_training[i])
             name, mode = self._modules[changed][0] or "the model", "train" if modes[changed] else "eval"
             raise _changed(f"{name} is in {mode} mode now")
-        present_parameters = [table.get(key) for table, key in self._places]
-        if not all(parameter is known for parameter, (_, known) in zip(present_parameters, self._parameters, strict=True)):
-            pairs = zip(present_parameters, self._parameters, strict=True)
-            raise _changed(f"the parameter {next(name for now, (name, known) in pairs if now is not known)} was replaced")
+        parameters = [table.get(key) for table, key in self._places]
+        for parameter, (name, known) in zip(parameters, self._parameters, strict=True):
+            if parameter is not known and (
+                parameter is None or not parameter.is_meta
+            ):  # one without values is refused later
+                raise _changed(f"the parameter {name} was replaced")
         if (trained := [parameter.requires_grad for _, parameter in self._parameters]) != self._is_trained:
             changed = next(i for i, is_trained in enumerate(trained) if is_trained != self._is_trained[i])
             raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
