@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import TINY_CLUSTER_TOML, TINY_PLAN, simulate_command, write_tiny_files
+from command_line import TINY_CLUSTER_TOML, TINY_PLAN, refused, simulate_command, write_tiny_files
 
 from placewise.cli import main
 
@@ -59,3 +59,33 @@ def test_a_plan_that_does_not_fit_says_so(files: Path, capsys: pytest.CaptureFix
     (files / "cluster.toml").write_text(TINY_CLUSTER_TOML.replace('memory = "1MiB"', "memory = 9500"))
     assert main(simulate_command(files)) == 0
     assert "does not fit" in capsys.readouterr().out
+
+
+def test_disturbed_times_are_near_the_predicted_one(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ops take 10 of 21 ms and copies 11: off by 10% and 20%, the step is at most 1 + 2.2 ms shorter or longer."""
+    assert main(simulate_command(files, "--disturb", "10%", "--json")) == 0
+    seconds = json.loads(capsys.readouterr().out)["disturbed_seconds"]
+    assert len(seconds) == 32
+    assert len(set(seconds)) == 32
+    assert all(0.021 - 0.0032 <= s <= 0.021 + 0.0032 for s in seconds)
+    assert main(simulate_command(files, "--disturb", "0.1")) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "if op times are off by up to 10%: 19.7 ms to 22.6 ms in eight of ten draws, 23 ms in the worst of 32"
+    assert sum(0.01965 < s < 0.02265 for s in seconds) in (25, 26)
+
+
+def test_without_disturbance_nothing_changes(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(simulate_command(files, "--disturb", "0", "--json")) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["disturbed_seconds"] == [said["step_seconds"]] * 32
+
+
+@pytest.mark.parametrize("given", ["50%", "-1%", "ten", "0.5", "nan"])
+def test_a_wrong_disturbance_is_refused(files: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(simulate_command(files, f"--disturb={given}"))
+    assert "argument --disturb: must be a share of at least 0 and below 50%" in capsys.readouterr().err
+
+
+def test_devices_that_share_hardware_are_not_disturbed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--profile" in refused(simulate_command(files, "--disturb", "10%", "--together"), capsys)

@@ -59,6 +59,18 @@ def share_argument(text: str) -> float:
     return number_argument(text, "a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
+def percent_argument(text: str) -> float:
+    """Returns a share of at least 0 and below 50%, from "10%" or "0.1"."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
+    rule = "a share of at least 0 and below 50%, as in 10% or 0.1"
+    try:
+        return number_argument(number, rule, lambda value: 0 <= value < (50 if is_percent else 0.5)) / (
+            100 if is_percent else 1
+        )
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}") from None
+
+
 def number_argument(text: str, rule: str, holds: Callable[[float], bool]) -> float:
     """Returns a number that obeys a rule."""
     try:

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_together, load_timed
 from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.shared_options import add_command, add_problem_options, add_profile_options, add_together_option
+from placewise.cli.shared_options import (
+    add_command,
+    add_problem_options,
+    add_profile_options,
+    add_together_option,
+    percent_argument,
+)
+from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.simulate.schedule import Schedule
@@ -18,6 +25,13 @@ def add_simulate(commands: Any) -> None:
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to simulate")
     parser.add_argument("--order", choices=("priority", "program"), help="launch order (default: the plan's)")
     parser.add_argument("--trace", metavar="TRACE", help="write the predicted timeline as a Chrome trace (ui.perfetto.dev)")
+    parser.add_argument(
+        "--disturb",
+        metavar="P",
+        type=percent_argument,
+        help="also predict the step if op times are off by up to P, as in 10%%, and links by twice as much, "
+        "with a busy CPU in one of four draws",
+    )
     add_profile_options(parser)
     add_together_option(parser)
 
@@ -30,6 +44,10 @@ def _simulate(options: argparse.Namespace) -> None:
 
     check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
     check_together(options)
+    if options.together and options.disturb is not None:
+        raise InputError(
+            "--disturb and --together exclude each other: --disturb simulates devices that don't share hardware"
+        )
     plan = Plan.load(options.plan)
     graph, cluster, profile = load_timed(options)
     problem = Problem.of(graph, cluster)
@@ -42,10 +60,35 @@ def _simulate(options: argparse.Namespace) -> None:
         schedule = schedule_together(problem, profile, placement, schedule.order)
     if options.trace:
         write_trace(schedule, options.trace)
+    seconds = None if options.disturb is None else _disturbed(simulator, schedule, options.disturb)
     if options.json:
-        print_json(schedule_json(schedule))
+        given = {} if seconds is None else {"disturbed_seconds": seconds.tolist()}
+        print_json({**schedule_json(schedule), **given})
     else:
         _print_schedule(schedule, problem)
+        if seconds is not None:
+            print(_describe_interval(seconds, options.disturb))
+
+
+def _disturbed(simulator: Any, schedule: Any, share: float) -> Any:
+    """Returns the step's seconds under each disturbance, which are the same in every call: [draws]."""
+    import numpy as np
+
+    from placewise.simulate.disturbances import Disturbances
+
+    rng = np.random.default_rng(0)
+    return Disturbances(share).step_seconds(simulator, schedule.placement[None], schedule.order[None], rng)[0]
+
+
+def _describe_interval(seconds: Any, share: float) -> str:
+    from placewise.core.quantities import format_seconds
+    from placewise.simulate.disturbances import interval_of
+
+    low, high = interval_of(seconds)
+    return (
+        f"if op times are off by up to {share * 100:.3g}%: {format_seconds(low)} to {format_seconds(high)} "
+        f"in eight of ten draws, {format_seconds(float(seconds.max()))} in the worst of {len(seconds)}"
+    )
 
 
 def schedule_json(schedule: "Schedule") -> dict[str, Any]:
