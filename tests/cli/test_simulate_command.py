@@ -2,8 +2,10 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from builders import graph_data, op, tensor
 from command_line import TINY_CLUSTER_TOML, TINY_PLAN, refused, simulate_command, write_tiny_files
 
 from placewise.cli import main
@@ -89,3 +91,16 @@ def test_a_wrong_disturbance_is_refused(files: Path, given: str, capsys: pytest.
 
 def test_devices_that_share_hardware_are_not_disturbed(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--profile" in refused(simulate_command(files, "--disturb", "10%", "--together"), capsys)
+
+
+def test_a_plan_with_ops_that_are_nowhere_is_disturbed_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`again` is nowhere: x, the copy of a, and y take 1 + 2 + 1 ms; off by 10% and 20%, at most 0.6 ms more or less."""
+    tensors = [tensor("a", 1000), tensor("b", 1000, stands_for=0), tensor("c", 1000)]
+    times: Any = {"seconds": {"gpu": 0.001}}
+    ops = [op("x", 0, (), (0,), **times), op("again", 1, (), (1,), optional=True, **times), op("y", 2, (1,), (2,), **times)]
+    (files / "graph.json").write_text(json.dumps(graph_data(tensors, ops)))
+    (files / "plan.json").write_text(json.dumps({**TINY_PLAN, "placement": ["gpu:0", None, "gpu:1"]}))
+    assert main(simulate_command(files, "--disturb", "10%", "--json")) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["step_seconds"] == pytest.approx(0.004)
+    assert all(0.0034 <= s <= 0.0046 for s in said["disturbed_seconds"])

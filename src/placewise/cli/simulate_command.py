@@ -60,7 +60,7 @@ def _simulate(options: argparse.Namespace) -> None:
         schedule = schedule_together(problem, profile, placement, schedule.order)
     if options.trace:
         write_trace(schedule, options.trace)
-    seconds = None if options.disturb is None else _disturbed(simulator, schedule, options.disturb)
+    seconds = None if options.disturb is None else _disturbed(schedule, options.disturb)
     if options.json:
         given = {} if seconds is None else {"disturbed_seconds": seconds.tolist()}
         print_json({**schedule_json(schedule), **given})
@@ -70,12 +70,14 @@ def _simulate(options: argparse.Namespace) -> None:
             print(_describe_interval(seconds, options.disturb))
 
 
-def _disturbed(simulator: Any, schedule: Any, share: float) -> Any:
+def _disturbed(schedule: "Schedule", share: float) -> Any:
     """Returns the step's seconds under each disturbance, which are the same in every call: [draws]."""
     import numpy as np
 
     from placewise.simulate.disturbances import Disturbances
+    from placewise.simulate.simulator import Simulator
 
+    simulator = Simulator(schedule.problem)  # of the ops that are somewhere
     rng = np.random.default_rng(0)
     return Disturbances(share).step_seconds(simulator, schedule.placement[None], schedule.order[None], rng)[0]
 

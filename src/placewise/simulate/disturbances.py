@@ -7,7 +7,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.errors import InputError
 from placewise.simulate import kernels
-from placewise.simulate.flat_problem import FlatProblem
+from placewise.simulate.flat_problem import FlatProblem, Int32s
 from placewise.simulate.simulator import Simulator
 
 BUSY = 0.25  # the share of draws in which the CPU is busy
@@ -37,13 +37,14 @@ class Disturbances:
         All placements meet the same draws. The orders stay as they are: nobody knows the real times when ops are launched.
         """
         problem = simulator.problem
-        placements, orders = problem.check_placements(placements), np.ascontiguousarray(orders, np.int32)
+        placements = problem.check_placements(placements)
+        launches: Int32s = np.ascontiguousarray(orders, np.int32)
         work = kernels.new_workspace(simulator.flat, problem.num_groups)
         seconds, peaks = np.zeros((self.draws, len(placements))), np.zeros((1, problem.num_devices), np.int64)
         kinds, kind_of = np.unique(np.array(problem.graph.ops.kinds, str), return_inverse=True)  # [kinds], [ops]
         for draw in range(self.draws):
             disturbed = self._draw(simulator, len(kinds), kind_of, rng)
-            kernels.simulate_batch(disturbed, placements, orders, work, None, seconds[draw], peaks)
+            kernels.simulate_batch(disturbed, placements, launches, work, None, seconds[draw], peaks)
         return seconds.T
 
     def _draw(self, simulator: Simulator, num_kinds: int, kind_of: Ints, rng: np.random.Generator) -> FlatProblem:
