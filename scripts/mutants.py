@@ -33,10 +33,10 @@ SIMULATE, WAITS = "tests/simulate/test_simulator.py", "tests/run/lower"
 STORE, DAMAGED = "tests/search/test_store.py", "tests/search/test_damaged_run_files.py"
 DRIVER, CACHED, POOL = "tests/search/test_driver.py", "tests/evaluate/test_cached.py", "tests/evaluate/test_pool.py"
 LEARNED, IMPORTERS, BOUNDS = "tests/strategies/learned", "tests/formats/test_importers.py", "tests/bounds/test_bounds.py"
-PAGE = "tests/report/page"
+PAGE, AUTO = "tests/report/page", "tests/strategies/auto/test_auto.py"
 
 MUTANTS = (
-    Mutant("simulate/kernels.py", "if launch_at[place] < first:", "if launch_at[place] <= first:", SIMULATE),
+    Mutant("simulate/kernels.py", "if launch_at[place] < first:", "if launch_at[place] <= first:", AUTO),
     Mutant("simulate/kernels.py", "begin = max(begin, busy[channel])", "begin = max(begin, 0.0)", SIMULATE),
     Mutant("simulate/kernels.py", "busy[channel] = arrival\n", "busy[channel] = begin\n", SIMULATE),
     Mutant("simulate/kernels.py", "begin = max(host, ends[maker]) if", "begin = ends[maker] if", SIMULATE),

@@ -57,6 +57,23 @@ def test_work_is_shared() -> None:
     assert best_step(problem) == pytest.approx(5.0)
 
 
+def test_work_is_not_shared_with_devices_that_cannot_do_it() -> None:
+    """Two ops of 1 s that only the CPU can run need 2 s, however fast a GPU would be."""
+    cluster = gpus(1)
+    cluster["devices"].append({"name": "cpu:0", "kind": "cpu", "memory": 100, "flops": 1, "bytes_per_second": 1})
+    ops = [takes(0, n, devices=["cpu"]) | {"seconds": {"cpu": 1, "gpu": 0}} for n in range(2)]
+    problem = Step.of(graph_data([], ops), cluster).problem
+    assert part(problem, "work").seconds == pytest.approx(2.0)
+    assert best_step(problem) == pytest.approx(2.0)
+
+
+def test_a_step_of_10_to_the_290_seconds_has_its_proof() -> None:
+    problem = Step.of(graph_data([], [takes(1e290, n) for n in range(4)]), gpus(2)).problem
+    one = part(problem, "work")
+    assert one.seconds == pytest.approx(2e290)
+    check(problem, one.name, one.seconds, one.certificate)
+
+
 def test_memory_keeps_work_from_the_faster_device() -> None:
     """Three ops with 10 bytes each; gpu:0 takes 1 s for each but holds two of them, gpu:1 takes 2 s: 2 s at least.
 

@@ -99,6 +99,14 @@ def test_every_limit_ends_the_search(budget: Budget, status: str) -> None:
     assert outcome.status == status
 
 
+def test_patience_counts_from_the_best_so_far() -> None:
+    """The third is the best of all, so the search waits for two more than that."""
+    problem = chain()
+    strategy = Listed(([ALTERNATE], [SPLIT], [ALL_HERE], [SPLIT], [SPLIT], [SPLIT]), [])
+    outcome = search(problem, strategy, Simulator(problem, "program", 1), budget=Budget(patience=2), seed=0)
+    assert (outcome.status, outcome.evaluations) == ("patience", 5)
+
+
 @pytest.mark.parametrize("wrong", [{"evaluations": 0}, {"seconds": -1.0}, {"patience": 0}, {"target_gap": float("nan")}])
 def test_a_wrong_budget_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(StrategyError, match=f"budget: {next(iter(wrong))} must be at least"):

@@ -150,7 +150,7 @@ class RunFile:
         """Refuses a file with other tables than ours; a view or a trigger could do anything."""
         names = [row[0] for row in self.rows("select name from sqlite_master where name not like 'sqlite!_%' escape '!'")]
         columns = {name: tuple(row[1] for row in self.rows(f"pragma table_xinfo({name})")) for name in TABLES}
-        if sorted(names) != sorted(TABLES) or columns != TABLES:
+        if len(names) != len(TABLES) or set(names) != set(TABLES) or columns != TABLES:
             raise StoreError(f"{self.path}: is damaged: it has other tables than a run file")
 
     def close(self) -> None:

@@ -141,6 +141,18 @@ def test_draws_follow_the_distribution_and_never_have_probability_0(seed: int) -
     assert np.exp(maths.log_probabilities(probabilities[:2], drawn[:3, :2])) == pytest.approx(chances)
 
 
+class Zeros(np.random.Generator):
+    """Draws 0, the least that a generator can draw."""
+
+    def random(self, size: Any = None, *_: Any) -> Any:
+        return np.zeros(size)
+
+
+def test_the_least_number_does_not_draw_a_device_of_probability_0() -> None:
+    probabilities = np.array([[0.0, 0.25, 0.75], [0.5, 0.5, 0.0]])
+    assert maths.draw_placements(probabilities, 1, Zeros(np.random.PCG64())).tolist() == [[1, 0]]
+
+
 def test_a_search_begins_even_or_near_what_is_known() -> None:
     allowed = np.array([[True, True, True], [True, False, True], [False, True, False]])
     thirds = [1 / 3, 1 / 3, 1 / 3]
