@@ -37,9 +37,14 @@ PAGE, AUTO = "tests/report/page", "tests/strategies/auto/test_auto.py"
 
 MUTANTS = (
     Mutant("simulate/kernels.py", "if launch_at[place] < first:", "if launch_at[place] <= first:", AUTO),
-    Mutant("simulate/kernels.py", "begin = max(begin, busy[channel])", "begin = max(begin, 0.0)", SIMULATE),
+    Mutant(
+        "simulate/kernels.py",
+        "begin = max(begin, busy[channel], busy[second])",
+        "begin = max(begin, busy[second])",
+        SIMULATE,
+    ),
     Mutant("simulate/kernels.py", "busy[channel] = arrival\n", "busy[channel] = begin\n", SIMULATE),
-    Mutant("simulate/kernels.py", "begin = max(host, ends[maker]) if", "begin = ends[maker] if", SIMULATE),
+    Mutant("simulate/kernels.py", "begin = max(begin, ends[maker])", "begin = ends[maker]", SIMULATE),
     Mutant("simulate/kernels.py", "start = max(start, ends[after_ops[after]])", "start = max(start, 0.0)", SIMULATE),
     Mutant("simulate/kernels.py", "last_use[read_storages[read]] = ~position", "pass", SIMULATE),
     Mutant("simulate/kernels.py", "copy_last_use[place] = position\n", "pass\n", SIMULATE),

@@ -184,6 +184,8 @@ def test_other_wrong_models(user_module: str, tmp_path: Path) -> None:
         load_graph("nowhere:step")
     with pytest.raises(ModelError, match=r"is neither a file, nor a function"):
         load_graph("no such model")
+    with pytest.raises(ModelError, match=r"/dev/zero: can't be read: it is a device or a pipe"):
+        load_graph("/dev/zero")
     with pytest.raises(ModelError, match="returns a graph, which can't be run"):
         load_step(f"{user_module}:graph")
     (tmp_path / "graph.json").write_text("{}")

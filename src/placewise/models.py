@@ -14,7 +14,7 @@ from placewise import zoo
 from placewise.core.errors import InputError, ModelError, one_line
 from placewise.core.graph import Graph
 from placewise.core.suggestions import did_you_mean
-from placewise.formats.files import parse_json, read_bytes
+from placewise.formats.files import check_regular, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from placewise.graph_capture.capture import CapturedStep
@@ -78,6 +78,8 @@ def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
     elif model.endswith(".py"):
         raise ModelError(f"{model}: name the function that returns the step, as in {model}:step")
     else:
+        if os.path.exists(model):
+            check_regular(model, os.stat(model), ModelError)
         raise ModelError(
             f"{model}: is neither a file, nor a function (package.module:function or path/to/file.py:function), nor a "
             f"model of the zoo: {did_you_mean(model.partition(':')[0], zoo.MODELS)}"

@@ -292,7 +292,11 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("bench s", "scale scale-out setups simulate start suite"), ("bench scale-out --d", "--delay"), ("bench rows --d", "")],
+    [
+        ("bench s", "scale scale-out setups simulate speed start suite"),
+        ("bench scale-out --d", "--delay"),
+        ("bench rows --d", ""),
+    ],
 )
 def test_bash_completes_benchmarks_and_their_options(capsys: pytest.CaptureFixture[str], words: str, offered: str) -> None:
     script = printed(capsys, "completion", "bash")
