@@ -17,12 +17,20 @@ def reference_of(scenario: Scenario) -> Left:
     return undisturbed(scenario)[0]
 
 
+KILL, CTRL_C, END = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
+
+
 @pytest.mark.parametrize(
-    ("scenario", "phase", "event"),
-    [(SMALL, "search", 2000), (SMALL, "recording", 150), (SMALL, "report", 40), (STEP, "step", 900)],
-    ids=["search", "recording", "report", "step"],
+    ("scenario", "phase", "event", "number"),
+    [
+        *((SMALL, "search", 2000, number) for number in (KILL, CTRL_C, END)),
+        (SMALL, "recording", 150, KILL),
+        (SMALL, "report", 40, KILL),
+        (SMALL, "report", 40, CTRL_C),
+        (STEP, "step", 900, CTRL_C),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=["kill", "ctrl-c", "sigterm"])
 def test_what_is_left_is_whole_and_the_next_run_finishes_it(
     scenario: Scenario, phase: str, event: int, number: signal.Signals
 ) -> None:

@@ -4,8 +4,9 @@
     python -m tests.kills --signals 3 --seed 7         Ctrl-C and SIGTERM, so many of each in each phase of each scenario
     python -m tests.kills --kills 20 --only annealing  one scenario
 
-After a kill recorded evaluations are those of a run that nothing ended, files are whole or absent, and the next run ends with the
-same evaluations and the same plan. After Ctrl-C or SIGTERM there is also one line, the usual exit code, no stray file and no process.
+After a kill recorded evaluations are those of a run that nothing ended, files are whole or absent, and the next run ends
+with the same evaluations and the same plan. After Ctrl-C or SIGTERM there is also one line, the usual exit code, no stray
+file and no process.
 """
 
 import argparse

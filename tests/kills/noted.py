@@ -28,9 +28,9 @@ WRAPPED = {  # module -> what begins a phase there
     "placewise.search.store": {"Run.add": "recording", "Run.finish": "recording", "RunFile.create": "recording"},
     "placewise.report.page.html": {"write_page": "report"},
     "placewise.core.plan": {"Plan.save": "report"},
-    "placewise.run.step.train_step": {
-        name: "step" for name in ("TrainStep.__call__", "TrainStep.trace", "TrainStep.host_seconds")
-    },
+    "placewise.run.step.train_step": dict.fromkeys(
+        ("TrainStep.__call__", "TrainStep.trace", "TrainStep.host_seconds"), "step"
+    ),
 }
 
 

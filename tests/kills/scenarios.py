@@ -47,7 +47,7 @@ SCENARIOS = (
             "colocrl": 40,
             "m-etf": 20,
         }.items()
-    ),  # fmt: skip
+    ),
     placed("post in 2 processes", "--strategy post --budget 600 --workers 2"),
     placed("random in 2 processes", "--strategy random --budget 2000 --workers 2", weight=8),
     placed("random on Ray", "--strategy random --budget 600 --ray local", weight=1, orphan_seconds=90.0),

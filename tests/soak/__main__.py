@@ -66,7 +66,7 @@ def draw(samples: list[Sample], path: str) -> None:
     from matplotlib import pyplot
 
     minutes = [sample.seconds / 60 for sample in samples]
-    lines = {
+    lines: dict[str, list[float]] = {
         "resident memory (MiB)": [sample.resident_bytes / 2**20 for sample in samples],
         "threads": [sample.threads for sample in samples],
         "open files": [sample.files for sample in samples],

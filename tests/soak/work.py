@@ -1,4 +1,4 @@
-"""What a soak does again and again: searches alone and in processes, with run files and pages; capture and training steps."""
+"""What a soak does again and again: searches alone and in processes, run files and pages; capture and training steps."""
 
 import gc
 import os
@@ -49,7 +49,7 @@ class Soak:
 
     def _compiled(self) -> object:
         step = words_step()
-        return pw.place(step, two_cpus(), strategy="random", budget=5).compile(step, two_cpus())
+        return pw.place(step, two_cpus(), strategy="random", evaluations=5).compile(step, two_cpus())
 
     def round(self, number: int) -> None:
         """Runs each kind of work once; strategies and seeds change from round to round."""
