@@ -144,7 +144,7 @@ def test_draws_follow_the_distribution_and_never_have_probability_0(seed: int) -
 class Zeros(np.random.Generator):
     """Draws 0, the least that a generator can draw."""
 
-    def random(self, size: Any = None, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+    def random(self, size: Any = None, *_: Any, **__: Any) -> Any:
         return np.zeros(size)
 
 
