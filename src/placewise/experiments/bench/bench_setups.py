@@ -35,7 +35,8 @@ were asked for, and at the end all parameters, buffers and optimizer state.
   parameter by parameter.
 - **refused**: placewise says in one line what it can't record.
 
-Any other result ends the command with an error.
+Any other result ends the command with an error. "Captured 3 times" means that a batch or the optimizer asked for another
+step, and the step was captured again, as `pw.train_step` does by itself.
 
 Some tensors are rounding alone in eager code too: a key's bias has a gradient of 0 but for rounding, and Adam makes a step
 of full size of it. They are counted as left to rounding, and have no part in the largest difference. In bfloat16 and float16
@@ -121,8 +122,10 @@ def _result(agreement: "Agreement") -> list[str]:
     if agreement.where:
         size = f"{size} ({agreement.where})".strip()
     result = f"{agreement.result}, by {agreement.kernels}" if agreement.kernels else agreement.result
-    count = agreement.num_undetermined
-    return [result, size, f"{format_count(count, 'tensor')} left to rounding" if count else agreement.why]
+    count, captures = agreement.num_undetermined, agreement.num_captures
+    left = f"{format_count(count, 'tensor')} left to rounding" if count else ""
+    again = f"captured {captures} times" if captures > 1 else ""
+    return [result, size, ", ".join(filter(None, [agreement.why, left, again]))]
 
 
 def _version(library: str) -> str:

@@ -47,6 +47,7 @@ class Agreement:
     noise_ratio: float | None = None  # the largest difference, divided by that which rounding noise makes of the same value
     kernels: str = ""  # eager code's kernels that make the difference: without them the bits are equal
     num_undetermined: int = 0  # values that eager code leaves to rounding; they have no part in the largest difference
+    num_captures: int = 1  # of the step; more if the optimizer or a batch decided for another one
     why: str = ""  # it is refused, different or failed
 
 
@@ -58,11 +59,12 @@ def find_agreement(placed: Train, eager: Train, *, finds_kernels: bool = True) -
     start = eager()
     if not start.has_learned:
         return Agreement(FAILED, why="the eager loop learns nothing: a loss is not finite, or no parameter moves")
-    expected, found = start.values, placed().values
+    expected, trained = start.values, placed()
+    found, captures = trained.values, trained.num_captures
     differences = find_differences(found, expected)
     if not differences:
-        return Agreement(EQUAL_BITS)
-    noise = _noise(eager, expected)
+        return Agreement(EQUAL_BITS, num_captures=captures)
+    noise = measure_noise(eager, expected)
     parts = {name: difference / (_size(expected.get(name)) or 1.0) for name, difference in differences.items()}
     ratios = {name: difference / _noise_of(name, expected, noise) for name, difference in differences.items()}
     worst = max(ratios, key=ratios.__getitem__)
@@ -77,7 +79,7 @@ def find_agreement(placed: Train, eager: Train, *, finds_kernels: bool = True) -
     where = max(determined, key=determined.__getitem__, default="")
     kernels = _find_kernels(placed, eager) if finds_kernels else ""
     others = len(parts) - len(determined)
-    return Agreement(EQUAL_TO_ROUNDING, determined.get(where, 0.0), where, ratios[worst], kernels, others)
+    return Agreement(EQUAL_TO_ROUNDING, determined.get(where, 0.0), where, ratios[worst], kernels, others, captures)
 
 
 def _in_words(name: str, found: Values, expected: Values, ratio: float) -> str:
@@ -131,7 +133,7 @@ def _size(value: Any) -> float:
 # --- what rounding can do ---
 
 
-def _noise(eager: Train, expected: Values) -> dict[str, float]:
+def measure_noise(eager: Train, expected: Values) -> dict[str, float]:
     """Returns the largest difference that noise makes of each value, with eager code's kernels and with plain ones."""
     noise: dict[str, float] = {}
     for seed in range(NOISY_RUNS):

@@ -25,7 +25,8 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = torch.Generator().manual_seed(seed)  # the default one is the model's
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}  # the default ones are the model's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -36,7 +37,10 @@ class RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _shake(self, value: Tensor) -> None:
-        noise = torch.rand(value.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        if value.device not in self._generators:
+            self._generators[value.device] = torch.Generator(value.device).manual_seed(self._seed)
+        generator = self._generators[value.device]
+        noise = torch.rand(value.shape, generator=generator, dtype=torch.float64, device=value.device) * 2 - 1
         value.copy_(wide(value) * (1 + torch.finfo(value.dtype).eps * noise))
 
 

@@ -14,7 +14,9 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import StepChanged
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.experiments.training_setups.training_setup import Setup, StepOptions, Task
@@ -33,36 +35,42 @@ TWO_CPUS = Cluster(
 )
 
 
+Choose = Callable[[np.random.Generator, int, int], Ints]  # groups, devices -> a device for each group
+
+
 @dataclass(frozen=True, eq=False)
 class Trajectory:
     """What a training leaves behind: losses, norms and outputs of its steps; parameters, buffers and state at its end."""
 
     values: Mapping[str, Any]  # by name
     has_learned: bool  # the losses are finite and a parameter has moved
+    num_captures: int = 1  # more if the optimizer or a batch decided for another step
 
 
-def train_eagerly(setup: Setup) -> Trajectory:
+def at_random(rng: np.random.Generator, num_groups: int, num_devices: int) -> Ints:
+    """Places each group at random."""
+    return rng.integers(num_devices, size=num_groups)
+
+
+def train_eagerly(setup: Setup, device: str = "cpu") -> Trajectory:
     """Trains with the loop that a user would write."""
     with _one_thread():
-        loop = _Loop.of(setup)
+        loop = _Loop.of(setup, device)
         return _train(loop, lambda batch: _eager_step(loop, batch))
 
 
-def train_placed(setup: Setup) -> Trajectory:
-    """Captures the step, places its groups at random on two CPU devices, and trains with it."""
+def train_placed(setup: Setup, cluster: Cluster = TWO_CPUS, choose: Choose = at_random) -> Trajectory:
+    """Captures the step, places its groups, by default at random on two CPU devices, and trains with it."""
     with _one_thread():
         loop = _Loop.of(setup)
-        task, how = loop.task, _capture_options(loop)
-        captured = capture(task.model, task.loss_fn, loop.optimizer, task.batches[0], **how)
-        problem = Problem.of(captured.graph, TWO_CPUS)
-        rng = np.random.default_rng(crc32(setup.name.encode()))
-        plan = Plan(tuple(DEVICES[device] for device in rng.integers(len(DEVICES), size=captured.graph.num_groups)))
-        devices = tuple(replace(device, threads=1) for device in real_devices(TWO_CPUS))
-        train_step = compile_placement(problem, plan.resolve(problem)[0], None, captured, devices)
+        steps = _PlacedSteps(
+            loop, cluster, lambda n: choose(np.random.default_rng(crc32(setup.name.encode())), n, len(cluster.devices))
+        )
         try:
-            return _train(loop, lambda batch: _placed_step(train_step, batch, loop.options))
+            trajectory = _train(loop, steps)
         finally:
-            train_step.close()
+            steps.close()
+        return replace(trajectory, num_captures=steps.num_captures)
 
 
 # --- what both have in common ---
@@ -77,15 +85,20 @@ class _Loop:
     scheduler: Any
     scaler: torch.amp.GradScaler | None
     options: StepOptions
+    device: str = "cpu"
 
     @classmethod
-    def of(cls, setup: Setup) -> "_Loop":
+    def of(cls, setup: Setup, device: str = "cpu") -> "_Loop":
         _seed()
         task, recipe, scale = setup.build(), setup.optimizer, setup.options.grad_scale
+        if device != "cpu":
+            task.model.to(device)
+            batches = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, list(task.batches))
+            task = replace(task, batches=batches)
         optimizer = recipe.make(task.model)
         scheduler = None if recipe.schedule is None else recipe.schedule(optimizer)
-        scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
-        return cls(task, optimizer, scheduler, scaler, setup.options)
+        scaler = None if scale is None else torch.amp.GradScaler(device.partition(":")[0], init_scale=scale)
+        return cls(task, optimizer, scheduler, scaler, setup.options, device)
 
 
 def _seed() -> None:
@@ -167,7 +180,7 @@ def _eager_step(loop: _Loop, batch: Any) -> dict[str, Any]:
     losses = []
     optimizer.zero_grad()
     for number in range(options.micro_batches):
-        with nullcontext() if options.autocast is None else _gpu_casts():
+        with nullcontext() if options.autocast is None or loop.device != "cpu" else _gpu_casts():
             with nullcontext() if options.autocast is None else torch.autocast("cuda", options.autocast):
                 output, loss = _forward(loop.task, _micro_batch(batch, number, options.micro_batches))
             if options.micro_batches > 1:
@@ -236,12 +249,45 @@ def _capture_options(loop: _Loop) -> dict[str, Any]:
     return changed if loop.scaler is None else {**changed, "grad_scaler": loop.scaler}
 
 
-def _placed_step(train_step: Any, batch: Any, options: StepOptions) -> dict[str, Any]:
-    returned = train_step(batch)
-    found: dict[str, Any] = {}
-    if options.outputs:
-        found["output"] = returned.output
-    found["loss"] = returned.loss if options.outputs else returned
-    if options.clip_grad_norm is not None:
-        found["norm"] = train_step.grad_norm
-    return found
+class _PlacedSteps:
+    """A compiled step, captured again where the message of a refused one says so, as `pw.train_step` does."""
+
+    def __init__(self, loop: _Loop, cluster: Cluster, choose: Callable[[int], Ints]) -> None:
+        self._loop, self._cluster, self._choose = loop, cluster, choose
+        self._step: Any = None
+        self.num_captures = 0
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        if self._step is None:
+            self._compile(batch)
+        try:
+            returned = self._step(batch)
+        except StepChanged:
+            self.close()
+            self._compile(batch)
+            returned = self._step(batch)
+        options = self._loop.options
+        found: dict[str, Any] = {}
+        if options.outputs:
+            found["output"] = returned.output
+        found["loss"] = returned.loss if options.outputs else returned
+        if options.clip_grad_norm is not None:
+            found["norm"] = self._step.grad_norm
+        return found
+
+    def _compile(self, batch: Any) -> None:
+        """Captures the step with this batch; CPU devices alone get one thread each, so that bits can be equal."""
+        task = self._loop.task
+        captured = capture(task.model, task.loss_fn, self._loop.optimizer, batch, **_capture_options(self._loop))
+        problem = Problem.of(captured.graph, self._cluster)
+        names = self._cluster.device_names
+        plan = Plan(tuple(names[device] for device in self._choose(captured.graph.num_groups)))
+        devices = real_devices(self._cluster)
+        if not any(device.launches_from_host for device in devices):
+            devices = tuple(replace(device, threads=1) for device in devices)
+        self._step = compile_placement(problem, plan.resolve(problem)[0], None, captured, devices)
+        self.num_captures += 1
+
+    def close(self) -> None:
+        if self._step is not None:
+            self._step.close()
