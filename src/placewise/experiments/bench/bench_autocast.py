@@ -83,11 +83,11 @@ def _compared(
     differences = [abs(found[name] - loss) for name, loss in expected.items()]
     least = [2**-23 * abs(loss) for loss in expected.values()]
     rounding = list(accumulate(map(max, (noise.get(name, 0.0) for name in expected), least), max))
-    ratio = max(difference / size for difference, size in zip(differences, rounding, strict=True))
-    is_rounding = ratio <= MARGIN  # False for NaN
+    ratios = [difference / size for difference, size in zip(differences, rounding, strict=True)]
+    is_rounding = all(ratio <= MARGIN for ratio in ratios)  # False for NaN
     result = EQUAL_BITS if found == expected else EQUAL_TO_ROUNDING if is_rounding else DIFFERENT
     losses = list(expected.values())
-    return _row(model, placement, result, losses[0], losses[-1], max(differences), max(rounding), ratio)
+    return _row(model, placement, result, losses[0], losses[-1], max(differences), max(rounding), max(ratios))
 
 
 def _row(
