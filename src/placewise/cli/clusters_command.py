@@ -1,4 +1,4 @@
-"""placewise clusters: the preset machines."""
+"""placewise clusters: the preset machines, and names that are composed."""
 
 import argparse
 import dataclasses
@@ -12,15 +12,18 @@ def add_clusters(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "clusters", _clusters, "list the preset machines, or print one as a cluster.toml")
     parser.add_argument("name", metavar="PRESET", nargs="?", help="print this one, as a start for your own file")
+    parser.epilog = "A name can also be composed: 3090+1080ti, 4xA100-nvlink, 2x(4090+3060)@10GbE."
 
 
 def _clusters(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import format_cluster
+    from placewise.machines.composed import catalogue_lines, compose, is_composed
     from placewise.machines.presets import PRESETS, preset
     from placewise.report.terminal_text import table
 
     if options.name is not None:
-        cluster = preset(options.name)
+        is_name = options.name not in PRESETS and is_composed(options.name)
+        cluster = compose(options.name) if is_name else preset(options.name)
         print_json(cluster_fields(cluster)) if options.json else print(format_cluster(cluster), end="")
         return
     clusters = [preset(name) for name in PRESETS]
@@ -29,6 +32,9 @@ def _clusters(options: argparse.Namespace) -> None:
     else:
         rows = [(c.name, _speeds(c.devices[0]), c.description) for c in clusters]
         print(table(("cluster", "Tflop/s of its first GPU", "what it is"), rows, left=3))
+        print("\nComposed names: 3090+1080ti, 4xA100-nvlink, or hosts with a network: 2x(4090+3060)@10GbE, 2x(cpu)@1GbE.")
+        print("Each host has a CPU too. For anything else, write a file.\n")
+        print(table(("GPU", "float32 peak and memory", "what it is"), catalogue_lines(), left=3))
 
 
 def _speeds(device: Any) -> str:

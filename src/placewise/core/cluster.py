@@ -76,12 +76,15 @@ class Cluster:
 
     @classmethod
     def load(cls, name: str) -> "Cluster":
-        """Returns the preset of this name, or the cluster in this file."""
+        """Returns the preset of this name, the cluster in this file, or the one of a composed name (`3090+1080ti`)."""
         from placewise.formats.cluster_file import read_cluster
+        from placewise.machines.composed import compose, is_composed
         from placewise.machines.presets import PRESETS, preset
 
         if name in PRESETS:
             return preset(name)
+        if is_composed(name) and not os.path.exists(name):
+            return compose(name)
         if not os.path.exists(name):  # unlike Path.exists, False for a name that is too long
             raise ClusterError(f"{name}: is neither a file nor a preset: {did_you_mean(name, PRESETS)}")
         return read_cluster(name)
