@@ -1,6 +1,7 @@
 """placewise run: a plan on this machine, measured."""
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_busy, check_together, load_profile
@@ -19,6 +20,8 @@ from placewise.cli.shared_options import (
 from placewise.core.errors import InputError, PlacewiseError
 
 if TYPE_CHECKING:
+    from placewise.core.cluster import Cluster
+    from placewise.core.plan import Plan
     from placewise.core.profile import Profile
     from placewise.run.devices import RealDevice
 
@@ -35,6 +38,10 @@ def add_run(commands: Any) -> None:
         "--cuda-graphs", action="store_true", help="replay sequences of GPU ops as CUDA graphs; uses more memory"
     )
     parser.add_argument("--trace", metavar="TRACE", help="write the measured timeline as a Chrome trace (ui.perfetto.dev)")
+    parser.add_argument(
+        "--timeout", metavar="S", type=positive_argument, default=60,
+        help="over hosts: seconds after which a rank that does not answer ends the others (default: 60)",
+    )  # fmt: skip
     add_profile_options(parser)
     add_together_option(parser)
     parser.add_argument(
@@ -55,6 +62,14 @@ def _run(options: argparse.Namespace) -> None:
     from placewise.run.devices import real_devices
     from placewise.run.step.compiling import compile_placement
 
+    if len(cluster.host_names) > 1:
+        if "RANK" in os.environ:
+            _run_over_hosts(options, plan, cluster)
+            return
+        warn(
+            f"cluster {cluster.name!r} has {len(cluster.host_names)} hosts, but all of its devices run on this machine; to "
+            f"run it over hosts, start it with torchrun --nnodes {len(cluster.host_names)} --nproc-per-node 1 -m placewise"
+        )
     devices = real_devices(cluster, dict(options.virtual))
     if options.cuda_graphs and not any(device.kind == "gpu" for device in devices):
         raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
@@ -71,6 +86,66 @@ def _run(options: argparse.Namespace) -> None:
         print_json(result)
     else:
         _print(result, predicted.problem)
+
+
+def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster") -> None:
+    """Runs this rank's part of the plan; rank 0 prints."""
+    for option in ("trace", "cuda_graphs", "virtual", "profile"):
+        if getattr(options, option):
+            raise InputError(f"--{option.replace('_', '-')} can't be used over several hosts")
+    from placewise.measure.random_batch import load_with_weights, random_batch
+    from placewise.measure.steps import time_step
+    from placewise.run.backends.hosts import joined_ranks
+    from placewise.run.step.compiling import compile_part
+    from placewise.run.step.failures import step_failure
+
+    step = load_with_weights(options.model, options.seed)
+    predicted = _predict(options, step, cluster, plan, ())
+    with joined_ranks(options.timeout) as rank:
+        train_step = compile_part(predicted.problem, predicted.placement, predicted.order, step)
+        try:
+            batch, num_warm_up = random_batch(step, options.seed), train_step.warm_up_steps
+            seconds = [time_step(train_step, batch)[1] for _ in range(num_warm_up + options.steps)][num_warm_up:]
+        except PlacewiseError:
+            raise
+        except Exception as problem:
+            raise step_failure(options.model, problem) from problem
+        finally:
+            train_step.close()
+    if rank == 0:
+        result = _result_over_hosts(seconds, predicted)
+        print_json(result) if options.json else _print_over_hosts(result, predicted.problem)
+
+
+def _result_over_hosts(seconds: list[float], predicted: Any) -> dict[str, Any]:
+    import numpy as np
+
+    names = predicted.problem.cluster.device_names
+    return {
+        "step_seconds": float(np.median(seconds)),
+        "predicted_seconds": predicted.step_seconds,
+        "steps": seconds,
+        "fits": predicted.fits,
+        "predicted_peak_bytes": dict(zip(names, predicted.peak_bytes.tolist(), strict=True)),
+        "ops": {name: int((predicted.devices == i).sum()) for i, name in enumerate(names)},
+    }
+
+
+def _print_over_hosts(result: dict[str, Any], problem: Any) -> None:
+    from placewise.core.quantities import format_bytes
+    from placewise.report.terminal_text import table
+
+    _print_seconds(result, problem)
+    rows = [
+        (
+            device.name,
+            device.host,
+            f"{result['ops'][device.name]:,}",
+            format_bytes(result["predicted_peak_bytes"][device.name]),
+        )
+        for device in problem.cluster.devices
+    ]
+    print("", table(("device", "host", "ops", "predicted peak"), rows, left=2), sep="\n")
 
 
 def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step: Any) -> Any:
@@ -153,14 +228,21 @@ def _result(found: Any, predicted: Any, has_gpu: bool, num_recorded_ops: int) ->
     }
 
 
-def _print(result: dict[str, Any], problem: Any) -> None:
-    from placewise.core.quantities import format_bytes, format_seconds
-    from placewise.report.terminal_text import bold, printable, problem_heading, table
+def _print_seconds(result: dict[str, Any], problem: Any) -> None:
+    from placewise.core.quantities import format_seconds
+    from placewise.report.terminal_text import bold, problem_heading
 
     step, predicted = result["step_seconds"], result["predicted_seconds"]
     error = f" ({predicted / step - 1:+.0%})" if step else ""
     print(f"{problem_heading(problem)}: {bold(format_seconds(step))} a step, ", end="")
     print(f"median of {len(result['steps'])}; predicted {format_seconds(predicted)}{error}")
+
+
+def _print(result: dict[str, Any], problem: Any) -> None:
+    from placewise.core.quantities import format_bytes, format_seconds
+    from placewise.report.terminal_text import printable, table
+
+    _print_seconds(result, problem)
     if not result["fits"]:
         over = [(device, result["overflow_bytes"][device.name]) for device in problem.cluster.devices]
         needs = [

@@ -25,6 +25,7 @@ class RealDevice:
     threads: int = 0  # for each op that its own thread runs
     slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share an accelerator
     cores: tuple[int, ...] = ()  # the processors of its own thread
+    rank: int | None = None  # of torch.distributed, if another process runs it; None: this one does
     host_cores: tuple[int, ...] = ()  # the processors that are left for launching and pinning, if other devices need it
 
     @property

@@ -28,7 +28,7 @@ def copy_storage_to(tensor: Tensor, empty: Empty) -> Tensor:
     """Returns the same view of a copy of its storage in new memory; the copy may still be running."""
     if fills_storage(tensor):
         return empty(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor, non_blocking=True)
-    source = _bytes(tensor)
+    source = storage_bytes(tensor)
     made = empty(source.size(), (1,), dtype=torch.uint8).copy_(source, non_blocking=True)
     return _view_of(made.untyped_storage(), tensor)
 
@@ -38,7 +38,7 @@ def copy_storage_over(tensor: Tensor, earlier: Tensor) -> Tensor:
     if fills_storage(tensor):
         earlier.copy_(tensor, non_blocking=True)
     else:
-        _bytes(earlier).copy_(_bytes(tensor), non_blocking=True)
+        storage_bytes(earlier).copy_(storage_bytes(tensor), non_blocking=True)
     return earlier
 
 
@@ -47,7 +47,7 @@ def same_view(copy: Tensor, tensor: Tensor) -> Tensor:
     return _view_of(copy.untyped_storage(), tensor)
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def storage_bytes(tensor: Tensor) -> Tensor:
     """Returns the whole storage of a tensor as uint8."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))

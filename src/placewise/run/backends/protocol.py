@@ -21,6 +21,7 @@ from torch import Tensor
 
 from placewise.core.cluster import Device
 from placewise.run.devices import RealDevice
+from placewise.run.lower.instructions import CopyTensor
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
 
@@ -115,6 +116,29 @@ class Streams(Protocol):
 
     def synchronize_all(self) -> None:
         """Returns when all devices have finished their work."""
+        ...
+
+
+class Network(Protocol):
+    """What moves tensors between the processes that run one step together."""
+
+    def sender(self, copy: CopyTensor) -> Callable[..., None]:
+        """Returns what sends a tensor's storage, given views of it."""
+        ...
+
+    def receiver(self, copy: CopyTensor) -> Callable[[], tuple[Tensor, ...]]:
+        """Returns what receives it, and returns these views."""
+        ...
+
+    def share(self, values: list[Any], devices: Sequence[int], drawing: int | None) -> list[Any]:
+        """Returns values with each taken from the process of its device; ends when all processes are here.
+
+        `drawing` is the device whose process's random generator all others take over.
+        """
+        ...
+
+    def collect(self, tensor: Tensor, device: int) -> None:
+        """Writes the value that a device's process has over this process's tensor."""
         ...
 
 

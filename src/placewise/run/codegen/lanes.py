@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.program import Check, Slot
 from placewise.run.backends.cpu_threads import Cancellation, Signal
-from placewise.run.backends.protocol import Streams
+from placewise.run.backends.protocol import Network, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.source import Source
@@ -56,6 +56,7 @@ class LaneSetup(NamedTuple):
     cancellation: Cancellation
     gate: UpdateGate
     layouts: ResultLayouts
+    network: Network | None = None
 
 
 class LaneWriter:
@@ -66,7 +67,7 @@ class LaneWriter:
     """
 
     def __init__(self, setup: LaneSetup, is_traced: bool = False, pause: Callable[[], None] | None = None) -> None:
-        placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate, self.layouts = setup
+        placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate, self.layouts, self.network = setup
         self.placed, self.resolved, self.is_traced, self.pause = placed, placed.resolved, is_traced, pause
         self.tensor_devices, self.from_host = placed.tensor_devices.tolist(), placed.launches_from_host
         self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation)
@@ -90,6 +91,8 @@ class LaneWriter:
             match instruction:
                 case RunOp():
                     self._run(number, instruction)
+                case CopyTensor() if self.placed.is_remote[instruction.source] or self.placed.is_remote[instruction.target]:
+                    self._copy_between_processes(number, instruction)
                 case CopyTensor() if self.from_host[instruction.source] or self.from_host[instruction.target]:
                     self._copy_by_host(number, instruction)
                 case CopyTensor():
@@ -189,7 +192,9 @@ class LaneWriter:
 
     def _return_outputs(self) -> None:
         for i, slot in enumerate(self.resolved.program.outputs):
-            self._return(i, slot, self.tensor_devices[self.resolved.storages[slot]])
+            device = self.tensor_devices[self.resolved.storages[slot]]
+            if not self.placed.is_remote[device]:
+                self._return(i, slot, device)
 
     def _return(self, i: int, slot: Slot, device: int) -> None:
         """Returns an output of the step."""
@@ -269,6 +274,27 @@ class LaneWriter:
             if forget:
                 source.add(forget)
         self._trace_end(number, copy.target, [first])
+        self.synchronization.signal(number, source)
+
+    def _copy_between_processes(self, number: int, copy: CopyTensor) -> None:
+        """Sends to another process, or receives from it, in the lane of this pair of devices."""
+        assert self.network is not None
+        source = self._begun(network_lane(copy.source, copy.target, len(self.placed.devices)))
+        bases = self.placed.copied_bases[copy.tensor, copy.target]
+        self.synchronization.wait(number, source)
+        if self.placed.is_remote[copy.target]:
+            handed = [self._handed(copy, base) for base in bases]
+            source.names[f"send_{number}"] = self.network.sender(copy)
+            source.add(f"send_{number}({', '.join(name for name, _ in handed)})")
+            for forget in filter(None, (line for _, line in handed)):
+                source.add(forget)
+        else:
+            mails = [self._mail(copy.tensor, copy.target, base) for base in bases]
+            source.names[f"receive_{number}"] = self.network.receiver(copy)
+            source.add(f"{', '.join(mails)}, = receive_{number}()")
+            for base, mail in zip(bases, mails, strict=True):
+                name = self.view_names.target(base, copy.tensor, copy.target)
+                self.arrivals.setdefault(copy.target, []).extend([f"{name} = {mail}", f"{mail} = None"])
         self.synchronization.signal(number, source)
 
     def _copy_by_host(self, number: int, copy: CopyTensor) -> None:
@@ -353,6 +379,11 @@ def _verifier(check: Check) -> Callable[[Tensor], None]:
 def pinning_lane(device: int) -> int:
     """Returns the lane that pins what a device with a thread makes for those that the host launches on."""
     return -2 - device
+
+
+def network_lane(source: int, target: int, num_devices: int) -> int:
+    """Returns the lane that sends from one device to another, or receives, if they are in different processes."""
+    return num_devices + source * num_devices + target
 
 
 def _lane_name(lane: int) -> str:
@@ -468,4 +499,6 @@ class Synchronization:
     def _lane_of(self, number: int) -> int:
         """Returns the lane of an instruction: a thread's own, or the host's."""
         queue = self._waits.queues[number]
-        return HOST_LANE if any(self._from_host[device] for device in queue) else queue[0]
+        if any(self._from_host[device] for device in queue):
+            return HOST_LANE
+        return queue[0] if len(queue) == 1 else network_lane(queue[0], queue[1], len(self._from_host))

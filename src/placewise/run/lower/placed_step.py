@@ -19,6 +19,17 @@ class PlacedStep:
     instructions: Instructions
     tensor_devices: Ints  # [tensors], the device that each is made on, or is resident on
     devices: tuple[RealDevice, ...]
+    whole: Instructions | None = None  # of all ranks, if the instructions are one rank's part
+
+    @cached_property
+    def is_remote(self) -> tuple[bool, ...]:
+        """Whether another process runs each device: [devices]."""
+        return tuple(device.rank is not None for device in self.devices)
+
+    @cached_property
+    def random_ops(self) -> frozenset[int]:
+        """The ops that draw random numbers."""
+        return frozenset(op for op, call in enumerate(self.resolved.op_calls) if is_random(call))
 
     @cached_property
     def launches_from_host(self) -> tuple[bool, ...]:
@@ -28,8 +39,7 @@ class PlacedStep:
     @cached_property
     def waits(self) -> Waits:
         """What has to wait for what."""
-        random_ops = frozenset(op for op, call in enumerate(self.resolved.op_calls) if is_random(call))
-        return plan_waits(self.resolved.graph, self.instructions, self.launches_from_host, random_ops)
+        return plan_waits(self.resolved.graph, self.instructions, self.launches_from_host, self.random_ops, self.is_remote)
 
     @cached_property
     def pinned(self) -> frozenset[int]:
@@ -68,7 +78,7 @@ class PlacedStep:
         """For each (tensor, device) that is copied: the slots that its readers' views start from."""
         tensor_devices, storages = self.tensor_devices.tolist(), self.resolved.storages
         found: dict[tuple[int, int], dict[Slot, None]] = {}
-        for instruction in self.instructions.sequence:
+        for instruction in (self.whole or self.instructions).sequence:
             if isinstance(instruction, RunOp):
                 versions = self.resolved.read_versions[instruction.op]
                 for slot in slots_of(self.resolved.op_calls[instruction.op]):

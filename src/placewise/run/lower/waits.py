@@ -29,11 +29,13 @@ def plan_waits(
     instructions: Instructions,
     launches_from_host: Sequence[bool],
     random_ops: frozenset[int] = frozenset(),
+    is_remote: Sequence[bool] = (),
 ) -> Waits:
-    """Returns what has to wait for what; `launches_from_host` is by device.
+    """Returns what has to wait for what; `launches_from_host` and `is_remote` (another process runs it) are by device.
 
     An op waits for the copies that it reads and for its `after` ops, a copy for the op that makes its tensor. Random ops
-    on threads wait for each other, in launch order: they draw from one generator.
+    on threads wait for each other, in launch order: they draw from one generator. A copy between processes has a queue of
+    its own; an op that must come after one of another process waits until what that one reads has been sent.
     """
     reads, after, makers = graph.ops.reads.lists(), graph.ops.after.lists(), graph.producer.tolist()
     clocks = _VectorClocks(launches_from_host)
@@ -41,21 +43,29 @@ def plan_waits(
     before: dict[int, tuple[int, ...]] = {}
     ran: dict[int, int] = {}  # op -> its instruction
     copied: dict[tuple[int, int], int] = {}  # (tensor, target) -> its instruction
+    sent: dict[int, list[int]] = {}  # tensor -> the instructions that send it to other processes
     last_draw = -1
     for number, instruction in enumerate(instructions.sequence):
         if isinstance(instruction, RunOp):
             op, device = instruction.op, instruction.device
             queue: Queue = (device,)
             needs = [copied[tensor, device] for tensor in reads[op] if (tensor, device) in copied]
-            needs += [ran[earlier] for earlier in after[op]]
+            needs += [ran[earlier] for earlier in after[op] if earlier in ran]
+            needs += [
+                send for earlier in after[op] if earlier not in ran for t in reads[earlier] for send in sent.get(t, ())
+            ]
             if op in random_ops and not launches_from_host[device]:
                 needs += [last_draw] if last_draw >= 0 else []
                 last_draw = number
             ran[op] = number
         elif isinstance(instruction, CopyTensor):
             tensor, source, target = instruction.tensor, instruction.source, instruction.target
-            queue = (source, target) if launches_from_host[source] or launches_from_host[target] else (target,)
-            needs = [ran[makers[tensor]]] if makers[tensor] >= 0 else []
+            is_far = any(is_remote) and is_remote[source] != is_remote[target]
+            of_channel = is_far or launches_from_host[source] or launches_from_host[target]
+            queue = (source, target) if of_channel else (target,)
+            needs = [ran[makers[tensor]]] if makers[tensor] >= 0 and makers[tensor] in ran else []
+            if is_far and is_remote[target]:
+                sent.setdefault(tensor, []).append(number)
             copied[tensor, target] = number
         else:
             continue

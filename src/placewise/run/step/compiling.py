@@ -5,19 +5,24 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 
+from placewise import __version__
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError
-from placewise.core.plan import Plan
+from placewise.core.graph import digest_of
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Gate
 from placewise.machines.presets import PRESETS
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
+from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.lower.rank_part import part_of
 from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step.train_step import TrainStep
 
@@ -52,6 +57,8 @@ def compile_plan(
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem, source)
+    if len(cluster.host_names) > 1 and is_distributed():
+        return compile_part(problem, placement, order, step)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
 
 
@@ -73,6 +80,44 @@ def compile_placement(
     if backend is None:
         return TrainStep(step, placed)
     return TrainStep(step, placed, backend.open_streams(devices), backend.recorder_factory(devices) if cuda_graphs else None)
+
+
+def is_distributed() -> bool:
+    """Returns whether this process is one of several ranks of torch.distributed."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def compile_part(problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep) -> TrainStep:
+    """Returns this rank's part of the step: rank i runs the devices of the cluster's i-th host.
+
+    All ranks call it with the same step, placement and order, which they compare first.
+    """
+    from placewise.run.backends.hosts import Hosts  # loads torch.distributed
+
+    hosts = Hosts(problem.cluster)
+    order = np.arange(problem.num_ops) if order is None else order
+    hosts.agree({
+        "version of placewise": __version__, "version of PyTorch": str(torch.__version__),
+        "graph": digest_of_graph(step.graph), "cluster": problem.cluster.digest,
+        "plan": digest_of([], placement, order),
+    })  # fmt: skip
+    if step.program.gate is not None:
+        raise ExecutionError("a step with a GradScaler can't run over several hosts: use bfloat16, which needs none")
+    whole = lower(problem, placement, order)
+    devices = hosts.real_devices(problem.cluster)
+    part = part_of(whole, hosts.ranks, hosts.rank)
+    placed = PlacedStep(ResolvedProgram.of(step), part, tensor_devices(problem, placement), devices, whole)
+    drawing = sorted(
+        {hosts.ranks[run.device] for run in whole.sequence if isinstance(run, RunOp) and run.op in placed.random_ops}
+    )
+    if len(drawing) > 1:
+        names = " and ".join(hosts.names[rank] for rank in drawing)
+        raise ExecutionError(f"the step draws random numbers on the hosts {names}: place all such ops on one host")
+    if any(device.launches_from_host for device in devices):
+        raise ExecutionError("over several hosts only CPU devices can run now, not GPUs")
+    return TrainStep(step, placed, network=hosts)
 
 
 def _with_gated_ops_last(order: Ints | None, gate: Gate | None) -> Ints | None:

@@ -52,6 +52,15 @@ class Residents:
             self._make_state()
         return [getter(given) for getter in self._getters]
 
+    def own_tensors(self) -> list[tuple[int, Tensor]]:
+        """Returns the model's parameters and buffers and the optimizer's state, each with its number in the graph."""
+        own = [
+            (resident.tensor, getter({}))
+            for resident, getter in zip(self._program.residents, self._getters, strict=True)
+            if resident.kind in ("parameter", "buffer", "state") and resident.tensor >= 0
+        ]
+        return [(number, value) for number, value in own if isinstance(value, Tensor)]
+
     def bring_home(self, batch: Any) -> Any:
         """Returns the batch with each tensor on its home device, unless its micro-batches have different ones.
 

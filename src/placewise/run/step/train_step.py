@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -14,12 +14,13 @@ from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.module_attributes import modules_by_path
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
-from placewise.run.backends.protocol import LaunchRecorder, Streams
+from placewise.run.backends.protocol import LaunchRecorder, Network, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter, pinning_lane
 from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
+from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.failed_steps import FailedSteps
 from placewise.run.step.preconditions import check_preconditions
@@ -45,7 +46,7 @@ class TrainStep:
 
     def __init__(
         self, step: CapturedStep, placed: PlacedStep, streams: Streams | None = None,
-        make_recorder: Callable[[], LaunchRecorder] | None = None,
+        make_recorder: Callable[[], LaunchRecorder] | None = None, network: Network | None = None,
     ) -> None:  # fmt: skip
         step.guard.check()
         self.placed, self._step, self._streams, self._turn = placed, step, streams, Turn()
@@ -57,7 +58,7 @@ class TrainStep:
         self._attributes = [(modules[attribute.module], attribute) for attribute in step.returned.attributes]
         self._gate, self._layouts = UpdateGate(), ResultLayouts()
         self._setup = LaneSetup(
-            placed, arithmetic, self._residents.positions, streams, cancellation, self._gate, self._layouts
+            placed, arithmetic, self._residents.positions, streams, cancellation, self._gate, self._layouts, network
         )
         self._lanes = LaneWriter(self._setup).write()
         self._traced: Lanes | None = None
@@ -75,6 +76,20 @@ class TrainStep:
     def bring_home(self, batch: Any) -> Any:
         """Returns the batch with its tensors on their home devices, and moves the model's and the optimizer's there."""
         return self._turn.run(partial(self._residents.bring_home, batch))
+
+    def collect(self) -> None:
+        """Brings the model's and the optimizer's tensors from all ranks to each of them; all ranks must call it.
+
+        A rank updates only what lives on its own devices. Afterwards every rank has the whole model, to save or evaluate.
+        """
+        self._turn.run(self._collect)
+
+    def _collect(self) -> None:
+        network, homes = self._setup.network, self.placed.tensor_devices.tolist()
+        if network is not None:
+            with torch.no_grad():
+                for number, tensor in self._residents.own_tensors():
+                    network.collect(tensor, homes[number])
 
     def trace(self, batch: Any) -> StepTrace:
         """Runs one step without a recording, and returns when everything ran and how many bytes it made."""
@@ -189,7 +204,22 @@ class TrainStep:
             else:
                 self._failed_steps.set_back(residents, before)
                 self._threads.cancellation.reset()
-            return self._result(outputs)
+            return self._result(self._share(outputs))
+
+    def _share(self, outputs: list[Any]) -> list[Any]:
+        """Returns the outputs of all ranks, and leaves the random generators of all ranks alike."""
+        network, placed = self._setup.network, self.placed
+        if network is None:
+            return outputs
+        homes, storages = placed.tensor_devices.tolist(), placed.resolved.storages
+        return network.share(outputs, [homes[storages[slot]] for slot in placed.resolved.program.outputs], self._drawing)
+
+    @cached_property
+    def _drawing(self) -> int | None:
+        """The device of an op that draws random numbers."""
+        placed = self.placed
+        runs = (placed.whole or placed.instructions).sequence
+        return next((run.device for run in runs if isinstance(run, RunOp) and run.op in placed.random_ops), None)
 
     def _choose_lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
         if self._replay is None:
@@ -225,7 +255,8 @@ def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
     """Returns where each lane runs that has a thread."""
     devices = {number: device for number, device in enumerate(placed.devices) if not device.launches_from_host}
     devices |= {pinning_lane(number): device.pinning_thread for number, device in devices.items()}
-    return {lane: devices[lane] for lane in lanes.functions if lane != HOST_LANE}
+    network = RealDevice("network", "cpu", "cpu", threads=1)
+    return {lane: devices.get(lane, network) for lane in lanes.functions if lane != HOST_LANE}
 
 
 class _Stopwatch:

@@ -1,0 +1,152 @@
+"""One rank of a test: trains random networks and small models with random placements, and compares with eager code.
+
+A hundred networks and the small zoo, on two ranks:
+
+    torchrun --nproc-per-node 2 tests/run/backends/hosts_worker.py --networks 100 --zoo
+"""
+
+import argparse
+import copy
+import os
+import re
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from compiled_steps import RandomNet
+from eager_steps import eager_step, snapshot
+from simulated import random_order, random_placements
+from tiny_zoo import TINY_ZOO, randomized
+from torch import nn
+
+from placewise import zoo
+from placewise.core.arrays import Ints
+from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.errors import ExecutionError
+from placewise.core.problem import Problem
+from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.run.lower.lowering import lower
+from placewise.run.lower.placed_step import PlacedStep
+from placewise.run.lower.rank_part import check_parts, part_of
+from placewise.run.lower.resolved_program import ResolvedProgram
+from placewise.run.step.compiling import compile_part
+
+STEPS = 5
+
+
+def hosts_cluster(hosts: int, devices: int = 2) -> Cluster:
+    """Returns hosts with some CPU devices each."""
+    found = [Device(f"{h}/cpu:{d}", "cpu", 2**40, 1e9, 1e9, host=str(h)) for h in range(hosts) for d in range(devices)]
+    names = [device.name for device in found]
+    return Cluster("hosts", tuple(found), tuple(Link(a, b, 1e9, 1e-5) for a in names for b in names if a != b))
+
+
+def random_plan(step: CapturedStep, seed: int, ranks: int) -> tuple[Problem, Ints, Ints]:
+    """Returns the step on hosts with a random placement and order; random ops are on the first host, in program order."""
+    problem, rng = Problem.of(step.graph, hosts_cluster(ranks)), np.random.default_rng(seed)
+    placement, order = random_placements(problem, rng, 1)[0].copy(), random_order(problem, rng)
+    whole = lower(problem, placement, order)
+    drawing = PlacedStep(ResolvedProgram.of(step), whole, np.zeros(0, np.int64), ()).random_ops
+    for op in sorted(drawing):
+        placement[step.graph.ops.groups[op]] %= 2
+    return problem, placement, np.arange(problem.num_ops) if drawing else order
+
+
+def compare_with_eager(build: Callable[[], TrainingStep], batches: list[Any], seed: int, ranks: int) -> None:
+    """Asserts that losses, parameters, buffers and state of all ranks are eager's, bit for bit."""
+    eager, placed = build(), build()
+    assert eager.optimizer is not None
+    assert placed.optimizer is not None
+    placed.model.load_state_dict(copy.deepcopy(eager.model.state_dict()))
+    step = capture_step(placed)
+    problem, placement, order = random_plan(step, seed, ranks)
+    whole, of = lower(problem, placement, order), problem.cluster.hosts.tolist()
+    check_parts({rank: part_of(whole, of, rank) for rank in range(ranks)}, of)
+    train_step = compile_part(problem, placement, order, step)
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        losses = eager_step(TrainingStep(eager.model, eager.loss_fn, eager.optimizer, batch, eager.micro_batches))
+        torch.manual_seed(number)
+        assert torch.equal(train_step(batch), sum(losses[1:], losses[0]))
+    train_step.collect()
+    found, wanted = snapshot(placed.model, placed.optimizer), snapshot(eager.model, eager.optimizer)
+    assert found.keys() == wanted.keys()
+    assert [key for key in wanted if not torch.equal(torch.as_tensor(found[key]), torch.as_tensor(wanted[key]))] == []
+    train_step.close()
+
+
+def random_network(seed: int) -> TrainingStep:
+    """Returns a step of a random network."""
+    torch.manual_seed(seed)
+    model = RandomNet(seed, 3 + seed % 12)
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    return TrainingStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), batch, 1)
+
+
+def compare_networks(count: int, ranks: int) -> None:
+    """Compares random networks with eager code."""
+    for seed in range(count):
+        torch.manual_seed(seed)
+        batches = [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(STEPS)]
+        compare_with_eager(partial(random_network, seed), batches, seed, ranks)
+
+
+def compare_zoo(ranks: int) -> None:
+    """Compares the zoo's models at their smallest size with eager code."""
+    for seed, (name, small) in enumerate(TINY_ZOO.items()):
+
+        def build(small: str = small) -> TrainingStep:
+            torch.manual_seed(0)
+            return zoo.build_step(small, device="cpu")
+
+        batches = [randomized(build().batch, torch.Generator().manual_seed(number)) for number in range(STEPS)]
+        compare_with_eager(build, batches, seed, ranks)
+        if dist.get_rank() == 0:
+            print(f"{name}: like eager", flush=True)
+
+
+def expect_refusals(rank: int, ranks: int) -> None:
+    """Asserts that ranks with other plans, and a cluster of another number of hosts, are refused on all ranks."""
+    step = capture_step(random_network(0))
+    problem, placement, order = random_plan(step, 0, ranks)
+    if rank == ranks - 1:
+        placement = (placement + 1) % problem.cluster.num_devices
+    for cluster_ranks, words in ((ranks, f"rank {ranks - 1} .* has another plan"), (ranks + 1, "start one rank for each")):
+        try:
+            compile_part(Problem.of(step.graph, hosts_cluster(cluster_ranks)), placement, order, step)
+        except ExecutionError as problem_found:
+            message = str(problem_found)
+        else:
+            message = "not refused"
+        assert re.search(words, message), message
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--networks", type=int, default=0)
+    parser.add_argument("--zoo", action="store_true")
+    parser.add_argument("--init", default="env://")
+    options = parser.parse_args()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", options.init, timedelta(seconds=60), ranks, rank)
+    compare_networks(options.networks, ranks)
+    if options.zoo:
+        compare_zoo(ranks)
+    expect_refusals(rank, ranks)
+    dist.barrier()
+    dist.destroy_process_group()
+    print(f"rank {rank}: {options.networks} networks like eager")
+
+
+if __name__ == "__main__":
+    main()
