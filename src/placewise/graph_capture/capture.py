@@ -20,6 +20,7 @@ from placewise.core.errors import CaptureError, one_line
 from placewise.core.graph import Graph
 from placewise.core.quantities import format_count
 from placewise.graph_capture.autocast import recorded_autocast
+from placewise.graph_capture.cpu_composites import composites_of
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD
 from placewise.graph_capture.meta_copies import meta_copy, meta_parts
 from placewise.graph_capture.meta_modes import MetaMode
@@ -200,6 +201,7 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
     """Records what runs inside, on the meta device."""
     with ExitStack() as modes:
         modes.enter_context(recorded_autocast())
+        modes.enter_context(composites_of(recorder.home))
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
         modes.enter_context(_transformers_tracing())

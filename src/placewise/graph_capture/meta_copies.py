@@ -18,6 +18,7 @@ SWITCHES = ("foreach", "fused", "capturable")  # options of an optimizer, off: i
 
 def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
     """Returns a copy of the step without data and without optimizer state; adds its tensors to the recorder."""
+    recorder.home = next((p.device.type for p in step.model.parameters() if not p.is_meta), "cpu")
     memo: dict[int, Any] = {}
     copied: dict[int, list[tuple[Tensor, Tensor]]] = {}  # storage -> the user's tensors on it, and their copies
     for kind, named in (("parameter", step.model.named_parameters()), ("buffer", step.model.named_buffers())):

@@ -10,11 +10,16 @@ from torch._prims_common import suggest_memory_format
 aten = torch.ops.aten
 
 
+def _laid_out(out: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Returns a tensor like this one in a memory format, with its usual strides also where a batch has a single row."""
+    return torch.empty_like(out, memory_format=memory_format)
+
+
 def _convolution(x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """Returns a result in channels_last if the input or the weights are, as oneDNN and cuDNN do; PyTorch's is contiguous."""
     out: Tensor = aten.convolution.default(x, weight, *args)
     formats = [suggest_memory_format(tensor) for tensor in (x, weight)]
-    return out.contiguous(memory_format=next((f for f in formats if f != torch.contiguous_format), formats[0]))
+    return _laid_out(out, next((f for f in formats if f != torch.contiguous_format), formats[0]))
 
 
 def _grouped_mm(
@@ -41,7 +46,17 @@ def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
 
     def kernel(*args: Any) -> Tensor:
         out: Tensor = op(*args)
-        return out.contiguous(memory_format=suggest_memory_format(args[position]))
+        return _laid_out(out, suggest_memory_format(args[position]))
+
+    return kernel
+
+
+def _first_in_format_of(op: Any, position: int) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Returns the kernel of an op whose first result is laid out like one of its inputs, where PyTorch's says otherwise."""
+
+    def kernel(*args: Any) -> tuple[Tensor | None, ...]:
+        out, *others = op(*args)
+        return (None if out is None else _laid_out(out, suggest_memory_format(args[position])), *others)
 
     return kernel
 
@@ -51,6 +66,8 @@ OVERRIDES: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.hardtanh_backward.default: _in_format_of_input(aten.hardtanh_backward.default),
     aten.hardswish_backward.default: _in_format_of_input(aten.hardswish_backward.default),
+    aten.native_group_norm.default: _first_in_format_of(aten.native_group_norm.default, 0),
+    aten.native_group_norm_backward.default: _first_in_format_of(aten.native_group_norm_backward.default, 1),
     aten.pixel_shuffle.default: _in_format_of_input(aten.pixel_shuffle.default),
     aten.pixel_unshuffle.default: _in_format_of_input(aten.pixel_unshuffle.default),
     aten.reflection_pad2d.default: _in_format_of_input(aten.reflection_pad2d.default),

@@ -57,6 +57,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.known = KnownValues()
         self.numbers: list[StepNumber] = []  # that Python code has read with item()
         self.phase, self.micro_batch, self.path = FORWARD, -1, ""
+        self.home = "cpu"  # the kind of device that the user's model is on
         self.real: dict[Slot, Tensor] = {}  # buffers and inputs that have values -> the user's own tensors
         self.originals: dict[int, str] = {}  # storage of a parameter that the user gave -> name: the step must not use it
         self._facts: dict[Any, OpFacts] = {}

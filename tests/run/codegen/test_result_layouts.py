@@ -62,6 +62,28 @@ def test_dropout_after_convolutions_in_channels_last() -> None:
         assert_runs_like_eager(build, nn.MSELoss(), batches)
 
 
+class Normalized(nn.Module):
+    """Group norm after an attention's transposed output, which is channels_last; a CPU keeps that, other devices do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.output = nn.Linear(8, 8), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
+        return self.output(nn.functional.dropout(self.norm(mixed), 0.5)).mean((2, 3))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("rows", [4, 1])
+def test_dropout_after_group_norm_draws_what_eager_code_draws(rows: int) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Normalized()
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    batches: list[Any] = [(torch.randn(rows, 8, 6, 6), torch.randn(rows, 2)) for _ in range(3)]
+    assert_runs_like_eager(build, nn.MSELoss(), batches)
+
+
 def test_the_first_step_finds_what_differs() -> None:
     """Later steps look at these ops alone."""
     model = ChannelsLast()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from placewise.graph_capture.program import Layout
 
@@ -31,7 +32,10 @@ class ResultLayouts:
             if tensor is None or tensor.stride() == strides or tensor.size() != sizes:
                 return tensor
             if _same_elements(tensor, strides):
-                return tensor.as_strided(tensor.size(), strides)
+                fitted = tensor.as_strided(tensor.size(), strides)
+                if suggest_memory_format(fitted) != suggest_memory_format(tensor):  # which kernels ask for
+                    self.differing.add(op)
+                return fitted
             self.differing.add(op)
             return torch.empty_strided(tensor.size(), strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
