@@ -66,7 +66,7 @@ class _GroupNorm(torch.autograd.Function):
         return out  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight, mean, rstd = ctx.saved_tensors
         grad = grad.contiguous(memory_format=suggest_memory_format(x))
         needed = list(ctx.needs_input_grad[:3])
