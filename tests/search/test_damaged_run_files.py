@@ -128,6 +128,16 @@ def test_every_column_is_checked(runs: Path, statement: str, rule: str) -> None:
     assert os.listdir(runs.parent) == [runs.name]
 
 
+def test_a_file_whose_list_of_tables_is_lost_is_not_taken_for_a_new_one(runs: Path) -> None:
+    """Its tables would be overwritten."""
+    damaged = bytearray(runs.read_bytes())
+    damaged[103:105] = bytes(2)  # the number of cells on the first page
+    runs.write_bytes(damaged)
+    with pytest.raises(StoreError, match="its list of tables is empty, but the file is not"):
+        RunFile(runs)
+    assert runs.read_bytes() == damaged
+
+
 def test_a_packed_placement_does_not_fill_the_memory(runs: Path) -> None:
     bomb = zlib.compress(bytes(2**27), 9)
     with changing(runs) as connection:

@@ -130,6 +130,8 @@ class RunFile:
         connection.execute("pragma trusted_schema = off")  # what a hostile file could define is not called
         connection.execute("pragma cell_size_check = on")
         if not connection.execute("select count(*) from sqlite_master").fetchone()[0]:
+            if connection.execute("pragma page_count").fetchone()[0] > 1:  # what is there would be overwritten
+                raise StoreError(f"{self.path}: is damaged: its list of tables is empty, but the file is not")
             if not create:
                 raise StoreError(f"{self.path}: is empty, so it is not a run file")
             connection.execute("pragma journal_mode = wal")
