@@ -112,6 +112,6 @@ def test_a_step_that_fails_within_its_update_says_what_it_has_changed(in_tensors
     assert changed(before, after) == ["model.weight", "state.weight.count", "state.weight.sum"]
     assert [int(after[f"state.{name}.count"]) for name in ("weight", "bias")] == [2, 1]
     assert caught.value.__notes__ == [
-        "Before it failed, the step had changed 1 parameter (weight) and 1 tensor of optimizer state (sum of weight): "
-        "go back to a checkpoint."
+        "Before it failed, the step had changed 1 parameter (weight) and 2 values of optimizer state "
+        "(sum of weight, count of weight): go back to a checkpoint."
     ]

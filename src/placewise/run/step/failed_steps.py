@@ -39,6 +39,8 @@ class FailedSteps:
             if is_kept and resolved.storages[resident.slot] in resolved.written_storages:
                 self._written.append((position, resident))
         self._counters = list(groups.values())
+        # Numbers of Python are counted for all that was updated, see `Residents.keep`.
+        self._numbers = [resident for resident, _ in resolved.program.updates if resident.kind != "hyper-parameter"]
 
     def look(self, residents: Sequence[Any]) -> Before:
         """Returns what `recover` needs; called before the host's arithmetic."""
@@ -57,6 +59,8 @@ class FailedSteps:
         changed = [resident for (_, resident), old, new in pairs if old != new or is_replayed]
         updated = list(dict.fromkeys(resident.name for resident in changed if resident.kind != "buffer"))
         self.set_back(residents, before, updated)
+        counted = [resident for group in self._counters for _, resident in group] + self._numbers
+        changed += [resident for resident in counted if resident.name in updated]
         if changed:
             has = "may have" if is_replayed else "had"
             failure.add_note(f"Before it failed, the step {has} changed {_describe(changed)}: go back to a checkpoint.")
@@ -79,9 +83,9 @@ def _describe(changed: Iterable[Resident]) -> str:
     for resident in changed:
         names[resident.kind].append(f"{resident.key} of {resident.name}" if resident.kind == "state" else resident.name)
     parts = []
-    for word, found in zip(("parameter", "buffer", "tensor"), names.values(), strict=True):
+    for word, found in zip(("parameter", "buffer", "value"), names.values(), strict=True):
         if found:
             listed = ", ".join(found[:MOST_NAMES]) + (f", {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else "")
-            state = " of optimizer state" if word == "tensor" else ""
+            state = " of optimizer state" if word == "value" else ""
             parts.append(f"{len(found)} {word}{'' if len(found) == 1 else 's'}{state} ({listed})")
     return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
