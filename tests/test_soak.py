@@ -13,7 +13,7 @@ def test_a_few_rounds_leave_nothing_open() -> None:
     for number in (1, 1, 3, 3):
         soak.round(number)
         held.append(Sample.now(0.0))
-    assert [(sample.files, sample.children) for sample in held[2:]] == [(held[1].files, 0)] * 2
+    assert [(sample.files, sample.children) for sample in held[2:]] == [(held[1].files, held[1].children)] * 2
     assert held[-1].threads <= held[1].threads
 
 

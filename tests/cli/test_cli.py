@@ -76,8 +76,10 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_clusters(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, "clusters").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == list(PRESETS)
-    speeds = {words[0]: words[1] for line in lines[1:] if (words := re.split("  +", line))}
+    presets, catalogue = lines[1 : 1 + len(PRESETS)], lines[2 + len(PRESETS) :]
+    assert [line.split()[0] for line in presets] == list(PRESETS)
+    assert "3090" in {line.split()[0] for line in catalogue if line}
+    speeds = {words[0]: words[1] for line in presets if (words := re.split("  +", line))}
     assert speeds["2xK80"] == "float32 3.06"
     assert speeds["4xV100-nvlink"] == "float32 11, float16 87.5"
     assert speeds["8xA100-nvlink"] == "float32 13.7, tf32 109, bfloat16 218"

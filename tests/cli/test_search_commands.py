@@ -174,7 +174,7 @@ def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, ca
             ["--grouping", "coarse"],
             "unknown grouping 'coarse': did you mean 'coarse:N'?",
         ),
-        (["--cluster", "9xK80"], "9xK80"),
+        (["--cluster", "9xK81"], "9xK81"),
         (["-o", "/nowhere/plan.json"], "/nowhere"),
     ],
 )

@@ -294,7 +294,7 @@ def test_a_broken_file_is_one_line_and_code_2(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("9xK80", "9xK80: is neither a file nor a preset: did you mean '8xK80'?"),
+        ("9xK81", "9xK81: is neither a file nor a preset: did you mean '8xK80'?"),
         ("no/such/cluster.toml", "no/such/cluster.toml: is neither a file nor a preset"),
         ("c" * 5000, "is neither a file nor a preset"),
         ("", "cluster: must not be empty"),

@@ -106,7 +106,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_wrong_input_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = ["--run-file", str(tmp_path / "runs.db")]
-    assert "3xK80: is neither a file nor a preset" in refused(["bench", "suite", "--clusters", "3xK80", *rest], capsys)
+    assert "3xK81: is neither a file nor a preset" in refused(["bench", "suite", "--clusters", "3xK81", *rest], capsys)
     assert "lenet: is neither a file" in refused(["bench", "suite", CAPTURED, "lenet", *rest], capsys)
     assert "unknown strategy 'none'" in refused(["bench", "suite", "--strategies", "none", *rest], capsys)
     assert list(tmp_path.iterdir()) == []
