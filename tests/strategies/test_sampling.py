@@ -4,18 +4,20 @@ from itertools import product
 
 import numpy as np
 import pytest
+from builders import graph_of, op
 from hypothesis import given
 from simulated import Step, steps
 from small_problems import one_for_each_kind, two_chains
 
 from placewise.core.arrays import Floats, Ints
+from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
-from placewise.strategies.sampling import Annealing, Choices, Genetic, HillClimb, Random, single_placements
+from placewise.strategies.sampling import Annealing, Choices, Even, Genetic, HillClimb, Random, single_placements
 
 
 def judged(*costs: float) -> Evaluation:
@@ -55,6 +57,28 @@ def test_devices_are_drawn_uniformly() -> None:
     drawn = Choices.of(two_chains(2, 3)).draw(np.random.default_rng(1), 600)
     for group in range(2):
         assert np.bincount(drawn[:, group]) == pytest.approx([200] * 3, abs=46)
+
+
+def test_even_draws_each_block_on_each_gpu_and_never_on_the_cpu() -> None:
+    """Two GPUs and a CPU, four ops in two pairs: 640 draws of each pair, each GPU 320 times, give or take 4 deviations."""
+    rows = [op("a.x.mm", 0), op("a.y.mm", 1), op("b.x.mm", 2), op("b.y.mm", 3), op("c.x.mm", 4, devices=["cpu"])]
+    problem = Problem.of(graph_of([], rows), Cluster.load("2xK80"))
+    proposals = Even(grouping="name-prefix:1").search(problem, np.random.default_rng(0))
+    drawn = np.concatenate([next(proposals).placements for _ in range(10)])
+    assert np.array_equal(drawn[:, 0], drawn[:, 1])
+    assert np.array_equal(drawn[:, 2], drawn[:, 3])
+    assert [device.kind for device in problem.cluster.devices] == ["gpu", "gpu", "cpu"]
+    assert (drawn[:, 4] == 2).all()
+    for block in (0, 2):
+        assert np.bincount(drawn[:, block], minlength=3) == pytest.approx([320, 320, 0], abs=51)
+    assert 0.4 < float((drawn[:, 0] == drawn[:, 2]).mean()) < 0.6
+
+
+def test_even_without_a_gpu_draws_all_devices_and_without_a_choice_once() -> None:
+    everywhere = next(Even(grouping="colocated").search(two_chains(2, 3), np.random.default_rng(0))).placements
+    assert sorted(np.unique(everywhere).tolist()) == [0, 1, 2]
+    only = list(Even(grouping="colocated").search(one_for_each_kind(), np.random.default_rng(0)))
+    assert [proposal.placements.tolist() for proposal in only] == [[[0, 1, 0]]]
 
 
 def test_every_single_change_is_drawn() -> None:

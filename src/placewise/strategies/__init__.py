@@ -37,6 +37,9 @@ STRATEGIES: dict[str, Listing] = {
         "everything on the best GPU that it fits on; ops without a GPU kernel on the CPU",
     ),
     "random": Listing("sampling:Random", "classical", "a random device for every group"),
+    "even": Listing(
+        "sampling:Even", "classical", "a random GPU for every block, learning nothing: the control of the learned"
+    ),
     "round-robin": Listing("single_device:RoundRobin", "classical", "groups on the devices in turn"),
     "expert": Listing(
         "layers.placers:Expert",

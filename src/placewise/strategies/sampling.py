@@ -1,4 +1,4 @@
-"""Search by drawing and changing placements: random, hill climbing, simulated annealing, a genetic algorithm."""
+"""Search by drawing and changing placements: random, even, hill climbing, simulated annealing, a genetic algorithm."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -8,8 +8,9 @@ import numpy as np
 from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.problem import Problem
+from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.hyper_parameters import check_fields
-from placewise.strategies.single_device import move_to_allowed
+from placewise.strategies.single_device import accelerators, move_to_allowed
 
 Start = Literal["single", "random"]
 
@@ -31,6 +32,32 @@ class Random:
             return
         while True:
             yield Proposal(choices.draw(rng, self.batch))
+
+
+@dataclass(frozen=True)
+class Even:
+    """Draws a GPU for each block evenly, without end, and learns nothing: the control of strategies that learn.
+
+    A block that no GPU can run is drawn among the devices that can run it. Without a GPU, all devices take their place.
+    """
+
+    batch: int = 64  # placements at a time
+    grouping: str = "coarse:64"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "batch", lambda v: v >= 1, "must be at least 1")
+        check_grouping(self.grouping)
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields random placements; only one if there is no choice."""
+        blocks = Blocks.of(problem, self.grouping)
+        on_gpus = blocks.allowed & np.isin(np.arange(problem.num_devices), accelerators(problem))  # [blocks, devices]
+        choices = Choices.among(np.where(on_gpus.any(axis=1, keepdims=True), on_gpus, blocks.allowed))
+        if not len(choices.movable):
+            yield Proposal(blocks.expand(choices.draw(rng, 1)))
+            return
+        while True:
+            yield Proposal(blocks.expand(choices.draw(rng, self.batch)))
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,8 @@ CPU, SCOTCH, MINCUT = (
     PaperColumn("MinCut", "mincut"),
 )
 
+CONTROL = PaperColumn("no learning", "even")
+
 AUTO = PaperColumn(OWN, "auto")
 
 SMALL_NMT, SMALL_RNNLM = "length=5", "steps=5"  # quick models: full width, few time steps
@@ -100,6 +102,7 @@ POST = Paper(
         PaperColumn("PPO", "ppo"),
         PaperColumn("cross-entropy", "cross-entropy"),
         PaperColumn("Post", "post"),
+        CONTROL,
         AUTO,
     ),
     (
@@ -187,7 +190,7 @@ SPOTLIGHT = Paper(
     "spotlight",
     "Spotlight (ICML 2018)",
     "Spotlight",
-    (ONE, EXPERT, METIS, PaperColumn("ColocRL", "colocrl"), PaperColumn("Spotlight", "spotlight"), AUTO),
+    (ONE, EXPERT, METIS, PaperColumn("ColocRL", "colocrl"), PaperColumn("Spotlight", "spotlight"), CONTROL, AUTO),
     (
         PaperRow(
             "CIFAR-10 CNN",
@@ -244,6 +247,7 @@ HDP = Paper(
         MINCUT,
         PaperColumn("HDP", "hdp"),
         PaperColumn("random groups", "hdp", {"grouping": "random"}),
+        CONTROL,
         AUTO,
     ),
     (
@@ -283,7 +287,7 @@ COLOCRL = Paper(
     "colocrl",
     "ColocRL (ICML 2017), table 2",
     "ColocRL",
-    (CPU, ONE, SCOTCH, MINCUT, EXPERT, PaperColumn("ColocRL", "colocrl"), AUTO),
+    (CPU, ONE, SCOTCH, MINCUT, EXPERT, PaperColumn("ColocRL", "colocrl"), CONTROL, AUTO),
     tuple(
         PaperRow(family, gpus, model, f"{gpus}xK80", _reported(_COLOCRL, *seconds), quick)
         for family, model, quick, both in (
