@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from placewise.graph_capture.program import HERE, Program, Resident, Slot
+from placewise.graph_capture.whole_passes import SavedPass
 
 
 def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, parts: list[Any]) -> list[Tensor]:
@@ -24,7 +25,8 @@ def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimiz
         for call in program.calls:
             kwargs = {key: "cpu" if value is HERE else fill(value) for key, value in call.kwargs.items()}
             result = call.function(*fill(call.args), **kwargs)
-            found = [result] if not isinstance(result, (tuple, list)) else [r for r in result if isinstance(r, Tensor)]
+            kinds = (Tensor, SavedPass)
+            found = [result] if not isinstance(result, (tuple, list)) else [r for r in result if isinstance(r, kinds)]
             for slot, value in zip(call.results, found, strict=True):
                 values[slot] = value
     for branch in program.branches:

@@ -101,13 +101,24 @@ def test_autocast_computes_products_in_its_type_and_the_rest_in_float32() -> Non
     assert {types[kind] for kind in set(types) - PRODUCTS} == {"float32"}
 
 
+def captured_encoder() -> Graph:
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    return pw.capture(model, squared, optimizer, torch.zeros(2, 5, 8), autocast=torch.float16).graph
+
+
+def test_attention_as_one_op_computes_in_the_type_of_its_inputs() -> None:
+    types = types_by_kind(captured_encoder())
+    name = "aten.scaled_dot_product_attention"
+    assert (types[name], types[f"{name}_backward"]) == ("float16", "float16")
+
+
 @pytest.mark.parametrize(("is_allowed", "inside"), [(False, "float32"), (True, "float16")])
 def test_attention_multiplies_in_float32_unless_the_lower_type_is_allowed(is_allowed: bool, inside: str) -> None:
     """The math kernel of scaled_dot_product_attention casts its inputs; `aten.bmm` is only inside of it here."""
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(is_allowed)
-    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    optimizer = torch.optim.AdamW(model.parameters())
-    types = types_by_kind(pw.capture(model, squared, optimizer, torch.zeros(2, 5, 8), autocast=torch.float16).graph)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        types = types_by_kind(captured_encoder())
     assert (types["aten.mm"], types["aten.addmm"], types["aten.bmm"]) == ("float16", "float16", inside)
 
 

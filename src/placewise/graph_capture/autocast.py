@@ -117,6 +117,12 @@ def _switch(device: str, enabled: bool) -> None:
     torch.set_autocast_dtype(device, _state.dtype)
 
 
+def attention_type() -> torch.dtype | None:
+    """Returns the type that autocast casts the inputs of attention to; None if it does not."""
+    is_cast = torch.is_autocast_enabled(_KEY_DEVICE) and "scaled_dot_product_attention" in cast_ops(_state.device)
+    return _state.dtype if is_cast else None
+
+
 # --- the kernels ---
 
 

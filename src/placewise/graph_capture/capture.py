@@ -34,6 +34,7 @@ from placewise.graph_capture.returned import Returned, ReturnedOutput, SetAttrib
 from placewise.graph_capture.structures import Leaf, Structure, tensors_in
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.graph_capture.views import View
+from placewise.graph_capture.whole_passes import recorded_attention
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +210,7 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
             modes.enter_context(torch.compiler.set_stance("force_eager"))
         modes.enter_context(_scripts_as_python())
         modes.enter_context(recorder.tape.recording())
+        modes.enter_context(recorded_attention(recorder))
         modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)
         yield

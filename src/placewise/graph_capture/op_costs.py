@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.graph_capture.views import View
+from placewise.graph_capture.whole_passes import Pass
 
 FLOPS_PER_ELEMENT = {
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
@@ -106,6 +107,18 @@ class OpFacts:
             for position, argument in enumerate(function._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+
+
+class PassFacts(OpFacts):
+    """The same facts about a pass that is one op."""
+
+    __slots__ = ()
+
+    def __init__(self, function: Pass) -> None:
+        self.name, self.kind, self.flops_formula = function.name, f"aten.{function.name}", function.flops
+        self.mutated, self.batch_norm, self.flops_per_element = frozenset(), None, 0
+        self.shape_only = self.takes_device = self.random = self.allocates = self.changes_shape = False
+        self.lookup = self.scatter = self.overwrites = self.is_view = False
 
 
 def estimated_flops(facts: OpFacts, inputs: list[View], outputs: list[View]) -> float:

@@ -16,6 +16,7 @@ from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import (
     OpFacts,
+    PassFacts,
     bytes_moved,
     compute_type,
     device_kinds,
@@ -28,6 +29,7 @@ from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
 from placewise.graph_capture.random_tape import RandomTape, TapedDraw
 from placewise.graph_capture.step_numbers import StepNumber
 from placewise.graph_capture.views import View, Views
+from placewise.graph_capture.whole_passes import Pass
 
 SUFFIXES = ("", ".backward", ".update")  # of the names of ops, by phase
 
@@ -229,6 +231,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [tensor for tensor in tensors if tensor.is_meta]
         return self._record(func, facts, args, kwargs, tensors)
 
+    def record_pass(self, function: Pass, args: Any, kwargs: Any) -> list[Tensor]:
+        """Records a pass that is one op; returns its results on the meta device."""
+        if self.phase == FORWARD or self.path:
+            self._paths.setdefault(_sequence_number() - 1, self.path)
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            tensors = [value for value in args if isinstance(value, Tensor)]
+            return list(self._record(function, PassFacts(function), args, kwargs, tensors))
+
+    @property
+    def last_op(self) -> int:
+        """The graph's op that was recorded last."""
+        return len(self.graph.op_names) - 1
+
+    def maker(self, tensor: Tensor) -> int:
+        """Returns the graph's op that made the newest value of a tensor's storage; -1 if no op did."""
+        version, writes = self.tensor_of(tensor), self.graph.writes
+        return next((op for op in reversed(range(len(writes))) if version in writes[op]), -1)
+
     def _record(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
         repeated = self.tape.next_repeated((func, signature(args)), self.where()) if facts.random else None
@@ -267,7 +287,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Returns the number in a tensor, which the host reads in the middle of the step."""
         view = self._input(tensor)
         version = self.views.newest[view.storage]
-        maker = next((op for op in reversed(range(len(self.graph.writes))) if version in self.graph.writes[op]), -1)
+        maker = self.maker(tensor)
         if maker < 0:
             raise self.needs_value("item()")
         slot = self.program.late_number(view.slot)
@@ -305,6 +325,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
+        if isinstance(func, Pass):
+            return func.on_meta(*args, **kwargs)
         if facts.name == "_local_scalar_dense":
             if (value := self.early_value(args[0], "a number or a condition")) is not None:
                 return value

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise.graph_capture.meta_kernels import MetaKernels
-from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts
+from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts, PassFacts
 from placewise.graph_capture.program import HERE, Call, Program, Resident, Slot
 from placewise.graph_capture.random_draws import without_state
+from placewise.graph_capture.whole_passes import Pass
 
 LOW, HIGH = 0.05, 0.95  # of random floats: they can be probabilities, and have roots and logarithms
 
@@ -89,6 +90,8 @@ def _run_on_meta(call: Call, args: Any, kwargs: dict[str, Any], kernels: MetaKer
     kwargs = {key: "meta" if value is HERE else value for key, value in kwargs.items()}
     if call.op < 0 and call.function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
         return 1.0  # a number that the host reads from a tensor of the step
+    if isinstance(call.function, Pass):
+        return call.function.on_meta(*args, **kwargs)
     if not isinstance(call.function, torch._ops.OpOverload) or not _has_meta(args, kwargs):
         return call.function(*args, **kwargs)  # the host's own arithmetic
     if call.function not in facts:
@@ -109,6 +112,8 @@ def _signature(call: Call, args: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, Pass):
+        return str(function)
     return str(function) if isinstance(function, torch._ops.OpOverload) else f"{operator.__name__}.{function.__name__}"
 
 
@@ -131,8 +136,8 @@ class RunnableOp:
     """An op with real tensors on a device: random values that it accepts, and that stay finite if it runs often."""
 
     def __init__(self, call: OpCall, device: str) -> None:
-        self._function = call.function._op  # the overload itself, without a layer of Python around it
-        facts = OpFacts(call.function)
+        is_pass = isinstance(call.function, Pass)
+        facts = PassFacts(call.function) if is_pass else OpFacts(call.function)
         num_indexed = NUM_INDEXED[facts.name](call.args) if facts.name in NUM_INDEXED else 1
         generator = torch.Generator(device).manual_seed(0)
 
@@ -145,6 +150,10 @@ class RunnableOp:
         self._kwargs = {
             key: torch.device(device) if value is HERE else tree_map(real, value) for key, value in call.kwargs.items()
         }
+        self._function = call.function if is_pass else call.function._op  # without a layer of Python around it
+        if is_pass:
+            self._function = call.function.runnable(*self._args, **self._kwargs)
+            self._args, self._kwargs = (), {}
         keys = sorted(facts.mutated, key=str)
         changed = [self._args[key] if isinstance(key, int) else self._kwargs.get(key) for key in keys]
         self._changed = [(value, value.clone()) for value in changed if isinstance(value, Tensor)]

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from placewise.graph_capture.whole_passes import SavedPass
+
 
 class StepTrace:
     """Times and sizes by instruction; each lane adds its own, from its own thread."""
@@ -10,12 +12,16 @@ class StepTrace:
         self.times: dict[int, tuple[float, float]] = {}  # instruction -> start and end, in seconds of one clock
         self.nbytes: dict[int, int] = {}  # instruction -> bytes of the storages that it made
 
-    def add(self, number: int, start: float | None, end: float | None, *made: Tensor | None) -> None:
+    def add(self, number: int, start: float | None, end: float | None, *made: Tensor | SavedPass | None) -> None:
         """Adds an instruction; the streams fill in the times of what the host launches when the step has ended.
 
         An op may return None for a gradient that nobody needs.
         """
         if start is not None and end is not None:
             self.times[number] = (start, end)
-        storages = [tensor.untyped_storage() for tensor in made if tensor is not None]
+        storages = []
+        for value in made:
+            if value is not None:
+                tensors = value.own_tensors() if isinstance(value, SavedPass) else [value]
+                storages += [tensor.untyped_storage() for tensor in tensors]
         self.nbytes[number] = sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -226,6 +226,7 @@ def _run_once(program: "Program", values: list[Any], device: "torch.device") -> 
     from torch import Tensor
 
     from placewise.graph_capture.program import HERE
+    from placewise.graph_capture.whole_passes import SavedPass
     from placewise.measure.ops import fill_slots
 
     found = []
@@ -233,7 +234,7 @@ def _run_once(program: "Program", values: list[Any], device: "torch.device") -> 
         filled = fill_slots(call.args, values)
         kwargs = {key: device if value is HERE else fill_slots(value, values) for key, value in call.kwargs.items()}
         result = call.function(*filled, **kwargs)
-        made = [r for r in result if isinstance(r, Tensor)] if isinstance(result, (tuple, list)) else [result]
+        made = [r for r in result if isinstance(r, (Tensor, SavedPass))] if isinstance(result, (tuple, list)) else [result]
         for slot, value in zip(call.results, made, strict=False):
             values[slot] = value
         if call.op >= 0:

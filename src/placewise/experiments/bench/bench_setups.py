@@ -31,8 +31,7 @@ were asked for, and at the end all parameters, buffers and optimizer state.
   What rounding can do is measured for each tensor: the eager loop trains again, with noise of one unit in the last place on
   what every op computes. A difference counts as rounding up to three times the largest of four such runs.
 - **equal to rounding, by fused attention** (or another kernel of eager code): the bits are equal once eager code computes
-  with the plain kernel instead. placewise records attention as matrix products and a softmax, and an optimizer's update
-  parameter by parameter.
+  with the plain kernel instead. placewise records an optimizer's update parameter by parameter.
 - **refused**: placewise says in one line what it can't record.
 
 Any other result ends the command with an error. "Captured 3 times" means that a batch or the optimizer asked for another

@@ -25,11 +25,14 @@ class ResultLayouts:
         return not self.is_known or op in self.differing
 
     def fitter(self, op: int, layout: Layout) -> Callable[[Tensor | None], Tensor | None]:
-        """Returns the function that returns a result of an op with this layout; a gradient that nobody needs is None."""
+        """Returns the function that returns a result of an op with this layout.
+
+        A gradient that nobody needs is None, and what a pass saves is no tensor.
+        """
         sizes, strides = layout
 
         def fit(tensor: Tensor | None) -> Tensor | None:
-            if tensor is None or tensor.stride() == strides or tensor.size() != sizes:
+            if not isinstance(tensor, Tensor) or tensor.stride() == strides or tensor.size() != sizes:
                 return tensor
             if _same_elements(tensor, strides):
                 fitted = tensor.as_strided(tensor.size(), strides)

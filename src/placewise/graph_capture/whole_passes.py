@@ -1,0 +1,227 @@
+"""Attention as one op forward and one op backward, so that each device runs its own kernel for it.
+
+PyTorch chooses the kernel of `scaled_dot_product_attention` by device: flash, memory-efficient or cuDNN attention on a GPU,
+one of its own on a CPU. They save a row of numbers for the backward pass, not a matrix. On the meta device its parts would
+be recorded, and every device would compute plain products. So the forward op calls the function itself and lets autograd
+save what that device's kernel needs; the backward op runs autograd for this call alone. Both are in one group.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from placewise.graph_capture.autocast import attention_type
+
+if TYPE_CHECKING:
+    from placewise.graph_capture.recorder import Recorder
+
+ATTENTION: Callable[..., Tensor] = F.scaled_dot_product_attention
+
+NAME = "scaled_dot_product_attention"
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # that the kernels of all devices compute in
+
+
+class SavedPass:
+    """What a forward pass leaves for its backward pass: autograd's record of that call, and its inputs."""
+
+    __slots__ = ("edge", "inputs", "known_storages")
+
+    def __init__(self, edge: GradientEdge, inputs: list[Tensor], known_storages: frozenset[int]) -> None:
+        self.edge, self.inputs, self.known_storages = edge, inputs, known_storages
+
+    def own_tensors(self) -> list[Tensor]:
+        """Returns the tensors that the kernel has saved besides what it was given and returned; only traces ask."""
+        node: Any = self.edge.node
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        tensors = [value for value in saved if isinstance(value, Tensor)]
+        return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in self.known_storages]
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """Attention, with gradients for some of query, key and value."""
+
+    trained: tuple[bool, bool, bool]
+    name = NAME
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> tuple[Any, ...]:
+        """Returns the result, and what the backward pass needs; without gradients the result alone."""
+        if not any(self.trained):
+            return (ATTENTION(query, key, value, mask, **options),)
+        given = [t.detach().requires_grad_(trained) for t, trained in zip((query, key, value), self.trained, strict=True)]
+        with torch.enable_grad():
+            out = ATTENTION(*given, mask, **options)
+        known = [*given, out] if mask is None else [*given, out, mask]
+        saved = SavedPass(
+            get_gradient_edge(out),
+            [tensor for tensor in given if tensor.requires_grad],
+            frozenset(tensor.untyped_storage()._cdata for tensor in known),
+        )
+        return out.detach(), saved
+
+    def on_meta(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
+        """Returns what the call would return; of what is saved, the logarithms of the sums of exponentials."""
+        out = _heads_inside(query)
+        if not any(self.trained):
+            return (out,)
+        return out, query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+
+    def flops(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+        """Returns the flops of two products for each pair of a query and a key, as PyTorch counts them."""
+        return 2 * 2 * query.numel() * key.size(-2)
+
+    def runnable(self, *args: Any, **options: Any) -> Callable[[], Any]:
+        """Returns the call with real tensors, to be timed."""
+        return lambda: self(*args, **options)
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """The gradients of attention, for those of query, key and value that need one."""
+
+    trained: tuple[bool, bool, bool]
+    name = f"{NAME}_backward"
+
+    def __call__(
+        self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any, saved: SavedPass,
+        **options: Any,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Returns the gradients; `saved` has all else that they need, and the others say until when they live."""
+        return torch.autograd.grad(saved.edge, saved.inputs, gradient)
+
+    def on_meta(self, gradient: Tensor, out: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
+        """Returns what the call would return."""
+        return tuple(_heads_inside(t) for t, trained in zip(args[:3], self.trained, strict=True) if trained)
+
+    def flops(self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+        """Returns the flops of five products for each pair of a query and a key, as PyTorch counts them."""
+        return 2 * 5 * query.numel() * key.size(-2)
+
+    def runnable(self, gradient: Tensor, out: Tensor, *args: Any, **options: Any) -> Callable[[], Any]:
+        """Returns the call with real tensors, to be timed; the forward pass runs now."""
+        _, saved = ForwardPass(self.trained)(*args[:4], **options)
+        return lambda: torch.autograd.grad(saved.edge, saved.inputs, gradient, retain_graph=True)
+
+
+Pass = ForwardPass | BackwardPass
+
+_forward_pass, _backward_pass = cache(ForwardPass), cache(BackwardPass)
+
+
+def _heads_inside(like: Tensor) -> Tensor:
+    """Returns a tensor [batch, heads, length, width] whose heads are inside of positions in memory, as kernels make it."""
+    batch, heads, length, width = like.shape
+    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
+# --- recording ---
+
+
+@contextmanager
+def recorded_attention(recorder: "Recorder") -> Iterator[None]:
+    """Records attention as one op where every device has a kernel for it, else as its parts.
+
+    The function is replaced, because modes don't see into torch's own layers, nor what checkpointing computes again.
+    """
+
+    def attend(*args: Any, **kwargs: Any) -> Tensor:
+        out = _record(recorder, *args, **kwargs)
+        return ATTENTION(*args, **kwargs) if out is None else out
+
+    F.scaled_dot_product_attention = attend
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = ATTENTION
+
+
+def _record(recorder: "Recorder", *args: Any, **kwargs: Any) -> Tensor | None:
+    """Records a call as one op; returns its result, or None if not all devices have a kernel for it."""
+    given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    mask, dropout = given.pop("attn_mask", None), given.pop("dropout_p", 0.0)
+    tensors = [given.pop(name) for name in ("query", "key", "value")]
+    if dropout or _is_hooked() or not _has_kernels(*tensors, mask=mask, is_grouped=bool(given.get("enable_gqa"))):
+        return None
+    if (dtype := attention_type()) is not None:
+        tensors = [tensor.to(dtype) for tensor in tensors]
+        mask = mask.to(dtype) if mask is not None and mask.is_floating_point() else mask
+    is_trained = torch.is_grad_enabled()
+    trained = tuple(is_trained and tensor.requires_grad for tensor in tensors)
+    result: Tensor = _Attention.apply(recorder, trained, given, *tensors, mask)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _is_hooked() -> bool:
+    """Returns whether the user handles what is saved for the backward pass, or calls under vmap and its like.
+
+    What a kernel saves is known to that kernel alone. Checkpointing only drops it, and saves it again.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    is_checkpointing = hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    return (hooks is not None and not is_checkpointing) or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _has_kernels(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, is_grouped: bool) -> bool:
+    """Returns whether a CPU has a kernel for it, and so PyTorch's choice is not the plain products."""
+    tensors, lower = (query, key, value), attention_type()
+
+    def is_like_query(tensor: Tensor) -> bool:
+        """Whether it has the query's type, at the latest when autocast has cast both."""
+        castable = lower is not None and tensor.is_floating_point() and torch.float64 not in (tensor.dtype, query.dtype)
+        return tensor.dtype == query.dtype or castable
+
+    settings: Any = torch.backends.cuda
+    if not settings.flash_sdp_enabled() or not settings.mem_efficient_sdp_enabled():
+        return False  # the user has chosen
+    if any(not t.is_meta or t.dim() != 4 or not is_like_query(t) or not t.numel() or t.stride(-1) != 1 for t in tensors):
+        return False
+    if query.dtype not in DTYPES or any(t.size(0) != query.size(0) or t.size(-1) != query.size(-1) for t in tensors):
+        return False
+    heads, others = query.size(1), key.size(1)
+    if key.shape[:3] != value.shape[:3] or (heads % others if is_grouped else heads != others):
+        return False
+    if mask is None:
+        return True
+    is_typed = (mask.dtype == torch.bool or is_like_query(mask)) and not mask.requires_grad and mask.is_meta
+    return (
+        is_typed
+        and mask.dim() in (2, 4)
+        and all(
+            size in (1, full)
+            for size, full in zip(reversed(mask.shape), (key.size(2), query.size(2), heads, query.size(0)), strict=False)
+        )
+    )
+
+
+class _Attention(torch.autograd.Function):
+    """Attention on the meta device, as autograd sees it while a step is recorded."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorder: "Recorder", trained: Any, options: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any
+    ) -> Tensor:
+        given = (query, key, value, mask)
+        out, *saved = recorder.record_pass(_forward_pass(trained), given, options)
+        if saved:
+            ctx.recorder, ctx.trained, ctx.options = recorder, trained, options
+            ctx.save_for_backward(*given, out, *saved)  # autograd refuses what changes them in place, and checkpoints them
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        *given, out, saved = ctx.saved_tensors
+        recorder: Recorder = ctx.recorder
+        maker = recorder.maker(saved)  # under checkpointing not the forward op of the first pass, but that of the second
+        found = iter(recorder.record_pass(_backward_pass(ctx.trained), (gradient, out, *given, saved), ctx.options))
+        recorder.graph.colocated.append((maker, recorder.last_op))
+        return (None, None, None, *(next(found) if trained else None for trained in ctx.trained), None)
