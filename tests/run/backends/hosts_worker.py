@@ -1,15 +1,19 @@
 """One rank of a test: trains random networks and small models with random placements, and compares with eager code.
 
-A hundred networks and the small zoo, on two ranks:
+A hundred networks and the small zoo on two ranks, then a thousand steps of one network, after which nothing may have grown:
 
-    torchrun --nproc-per-node 2 tests/run/backends/hosts_worker.py --networks 100 --zoo
+    torchrun --nproc-per-node 2 tests/run/backends/hosts_worker.py --networks 100 --zoo --steps 1000
+
+With --fault the last rank ends, hangs or fails in its third step, and the others print the line that they end with.
 """
 
 import argparse
 import copy
 import os
 import re
+import signal
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -38,6 +42,7 @@ from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import check_parts, part_of
 from placewise.run.lower.resolved_program import ResolvedProgram
+from placewise.run.step import compiling
 from placewise.run.step.compiling import compile_part
 
 STEPS = 5
@@ -80,7 +85,8 @@ def compare_with_eager(build: Callable[[], TrainingStep], batches: list[Any], se
     train_step.collect()
     found, wanted = snapshot(placed.model, placed.optimizer), snapshot(eager.model, eager.optimizer)
     assert found.keys() == wanted.keys()
-    assert [key for key in wanted if not torch.equal(torch.as_tensor(found[key]), torch.as_tensor(wanted[key]))] == []
+    differing = [key for key in wanted if not torch.equal(torch.as_tensor(found[key]), torch.as_tensor(wanted[key]))]
+    assert not differing, f"seed {seed}: {differing}"
     train_step.close()
 
 
@@ -116,32 +122,89 @@ def compare_zoo(ranks: int) -> None:
 
 def expect_refusals(rank: int, ranks: int) -> None:
     """Asserts that ranks with other plans, and a cluster of another number of hosts, are refused on all ranks."""
-    step = capture_step(random_network(0))
+    step, is_last, version = capture_step(random_network(0)), rank == ranks - 1, compiling.__version__
     problem, placement, order = random_plan(step, 0, ranks)
-    if rank == ranks - 1:
-        placement = (placement + 1) % problem.cluster.num_devices
-    for cluster_ranks, words in ((ranks, f"rank {ranks - 1} .* has another plan"), (ranks + 1, "start one rank for each")):
-        try:
-            compile_part(Problem.of(step.graph, hosts_cluster(cluster_ranks)), placement, order, step)
-        except ExecutionError as problem_found:
-            message = str(problem_found)
-        else:
-            message = "not refused"
-        assert re.search(words, message), message
+    expect_refusal(f"rank {ranks - 1} .* has another plan", problem, (placement + is_last) % (2 * ranks), order, step)
+    expect_refusal("start one rank for each", Problem.of(step.graph, hosts_cluster(ranks + 1)), placement, order, step)
+    compiling.__version__ = "0.0.0" if is_last else version
+    expect_refusal(f"rank {ranks - 1} .* has another version of placewise", problem, placement, order, step)
+    compiling.__version__ = version
+    other = capture_step(random_network(1 if is_last else 0))
+    problem, placement, order = random_plan(other, 0, ranks)
+    expect_refusal(f"rank {ranks - 1} .* has another graph", problem, placement, order, other)
+
+
+def expect_refusal(words: str, problem: Problem, placement: Ints, order: Ints, step: CapturedStep) -> None:
+    """Asserts that this rank's part is refused with these words."""
+    try:
+        compile_part(problem, placement, order, step)
+    except ExecutionError as refusal:
+        assert re.search(words, str(refusal)), refusal
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def soak(steps: int, ranks: int) -> None:
+    """Runs a network for many steps and asserts that memory, threads and open files don't grow."""
+    from soak.__main__ import describe, what_grew
+    from soak.work import Sample
+
+    step = capture_step(random_network(7))
+    train_step, samples = compile_part(*random_plan(step, 7, ranks), step), []
+    for number in range(steps):
+        train_step((torch.randn(6, 4), torch.randn(6, 4)))
+        if number % 10 == 9:
+            samples.append(Sample.now(number))
+    train_step.close()
+    assert not what_grew(samples), what_grew(samples)
+    print(f"rank {dist.get_rank()}: after {steps} steps {describe(samples[-1])}, nothing grew", flush=True)
+
+
+def fail(fault: str, rank: int, ranks: int) -> None:
+    """Runs steps until the last rank has this fault in its third one; the others print what they end with."""
+    step = capture_step(random_network(7))
+    train_step = compile_part(*random_plan(step, 7, ranks), step)
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    began = time.monotonic()
+    try:
+        for number in range(10):
+            began = time.monotonic()
+            train_step(batch if number < 2 or rank < ranks - 1 else faulty(fault, batch))
+    except ExecutionError as problem:
+        print(f"rank {rank} ends after {time.monotonic() - began:.1f} s: {problem}", flush=True)
+    os._exit(0)  # without taking leave of the others, some of which have ended or hang
+
+
+def faulty(fault: str, batch: Any) -> Any:
+    """Ends or stops this process, waits for ever, or returns a batch that is refused."""
+    if fault == "end":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "wait":
+        time.sleep(1000)
+    return batch[:1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--networks", type=int, default=0)
     parser.add_argument("--zoo", action="store_true")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--fault", choices=["end", "stop", "wait", "fail"])
+    parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--init", default="env://")
     options = parser.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", options.init, timedelta(seconds=60), ranks, rank)
+    dist.init_process_group("gloo", options.init, timedelta(seconds=options.timeout), ranks, rank)
+    if options.fault:
+        fail(options.fault, rank, ranks)
     compare_networks(options.networks, ranks)
     if options.zoo:
         compare_zoo(ranks)
+    if options.steps:
+        soak(options.steps, ranks)
     expect_refusals(rank, ranks)
     dist.barrier()
     dist.destroy_process_group()

@@ -1,6 +1,7 @@
 """Steps over hosts: ranks of torch.distributed on this machine, compared with eager code; parts that would never end."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,19 +18,42 @@ WORKER = Path(__file__).with_name("hosts_worker.py")
 @pytest.mark.parametrize(("ranks", "networks"), [(2, 4), (4, 1)])
 def test_random_networks_over_hosts_are_like_eager(ranks: int, networks: int, tmp_path: Path) -> None:
     """Five steps of random networks with random placements and orders; other plans are refused on every rank."""
-    command = [sys.executable, str(WORKER), "--networks", str(networks), "--init", f"file://{tmp_path / 'store'}"]
+    outputs = run_ranks(ranks, ranks, tmp_path, "--networks", str(networks))
+    for rank, output in enumerate(outputs):
+        assert f"rank {rank}: {networks} networks like eager" in output, output
+
+
+@pytest.mark.parametrize(
+    ("fault", "line"),
+    [
+        ("end", r"rank {} \(host '{}'\) ended or hangs, so the step can't go on"),
+        ("stop", r"rank {} \(host '{}'\) ended or hangs, so the step can't go on"),
+        ("wait", r"rank {} \(host '{}'\) did not come to the step in time"),
+        ("fail", r"rank {} \(host '{}'\) failed: .*"),
+    ],
+)
+def test_a_rank_with_a_fault_ends_the_others_with_its_name(fault: str, line: str, tmp_path: Path) -> None:
+    """The last rank ends, is stopped, waits for its batch or fails; the first ones say so and end."""
+    ranks = 3 if fault == "stop" else 2
+    for rank, output in enumerate(run_ranks(ranks, ranks - 1, tmp_path, "--fault", fault, "--timeout", "3")):
+        found = re.fullmatch(rf"rank {rank} ends after [0-9.]+ s: " + line.format(ranks - 1, ranks - 1), output.strip())
+        assert found, output
+
+
+def run_ranks(ranks: int, count: int, folder: Path, *options: str) -> list[str]:
+    """Starts the ranks of the worker, and returns what the first of them have printed when they have ended."""
+    command = [sys.executable, str(WORKER), *options, "--init", f"file://{folder / 'store'}"]
     environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
     workers = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for environment in environments
     ]
     try:
-        outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+        return [worker.communicate(timeout=120)[0] for worker in workers[:count]]
     finally:
         for worker in workers:
             worker.kill()
-    for rank, output in enumerate(outputs):
-        assert f"rank {rank}: {networks} networks like eager" in output, output
+            worker.communicate()
 
 
 def test_parts_that_wait_for_each_other_are_refused() -> None:

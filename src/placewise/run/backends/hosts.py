@@ -5,6 +5,7 @@ waits for the op that makes its tensor, a receive for the send: only for what is
 share. So the earliest copy that is not done can always go on, and no ranks wait for each other forever.
 """
 
+import itertools
 import json
 import threading
 import time
@@ -28,6 +29,10 @@ HEARTBEAT_SECONDS = 1.0
 
 MISSED_HEARTBEATS = 3  # after which a rank counts as ended or hanging
 
+REASON = "reason"  # of the first failure, in the store
+
+_numbers = itertools.count()  # of the compiled steps, which all ranks make in the same order
+
 
 class Hosts:
     """The rank of this process among the hosts of a cluster: rank i is the i-th host."""
@@ -40,8 +45,8 @@ class Hosts:
                 f"cluster {cluster.name!r} has {len(self.names)} hosts ({', '.join(self.names)}), but torch.distributed has "
                 f"{dist.get_world_size()} ranks: start one rank for each host"
             )
-        self._heartbeats = Heartbeats(self.rank, len(self.names))
-        weakref.finalize(self, self._heartbeats.stop.set)
+        self._presence, self._failure = Presence(self.rank, len(self.names)), ""
+        weakref.finalize(self, self._presence.stop.set)
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raises an ExecutionError on all ranks if they differ in a fact, such as the graph's digest."""
@@ -134,56 +139,112 @@ class Hosts:
     def _tag(self, copy: CopyTensor) -> int:
         return 1 + copy.source * len(self.ranks) + copy.target
 
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Tells the other ranks that this one is in a step and, if it fails, why."""
+        if self._failure:
+            raise ExecutionError(f"an earlier step failed ({self._failure}): start all ranks again")
+        self._presence.steps_begun += 1
+        try:
+            yield
+        except BaseException as problem:
+            what = str(problem).partition("\n")[0] or type(problem).__name__
+            self._failure = self._presence.blame(f"{self._name(self.rank)} failed: {what}")
+            raise
+        self._presence.steps_ended += 1
+
     def _guarded(self, peer: int | None, communicate: Callable[[], Any]) -> None:
-        """Communicates; a failure becomes an ExecutionError that names the ranks that have ended or hang."""
+        """Communicates; a failure becomes an ExecutionError that names the rank that has failed, ended or hangs."""
         try:
             communicate()
         except RuntimeError as problem:
             raise ExecutionError(self._blame(peer)) from problem
 
     def _blame(self, peer: int | None) -> str:
-        silent = self._heartbeats.silent_ranks()
+        """Returns what all ranks give as the reason: what the first of them has found."""
+        earlier = self._presence.blamed()
+        if earlier:
+            return earlier
+        silent, late = self._presence.look()
         if silent:
-            return f"{' and '.join(map(self._name, silent))} ended or hangs, so the step can't go on"
-        return (
-            f"{'another rank' if peer is None else self._name(peer)} did not answer in time, or failed: see its own message"
-        )
+            text = f"{' and '.join(map(self._name, silent))} ended or hangs, so the step can't go on"
+        elif late:
+            text = f"{' and '.join(map(self._name, late))} did not come to the step in time"
+        else:
+            who = "another rank" if peer is None else self._name(peer)
+            text = f"{who} did not answer in time, or failed: see its own message"
+        return self._presence.blame(text)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (host {self.names[rank]!r})"
 
 
-class Heartbeats:
-    """Tells the other ranks every second that this process lives, and knows which of them have stopped telling it."""
+class Presence:
+    """Tells the other ranks every second that this process lives and where it is, and looks where they are.
+
+    It uses the store of the process group, under a name of its own for each compiled step.
+    """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
-        self._store: Any = dist.distributed_c10d._get_default_store()
+        self.steps_begun = self.steps_ended = 0
+        self._store: Any = dist.PrefixStore(f"placewise {next(_numbers)}", dist.distributed_c10d._get_default_store())
         self._rank, self._num_ranks = rank, num_ranks
         self.stop = threading.Event()
-        threading.Thread(
-            target=_beat, args=(self._store, _key(rank), self.stop), name="placewise heartbeat", daemon=True
-        ).start()
+        threading.Thread(target=_beat, args=(weakref.ref(self), self.stop), name="placewise heartbeat", daemon=True).start()
 
-    def silent_ranks(self) -> list[int]:
-        """Returns the other ranks without a heartbeat in the next seconds; none if the store is gone."""
+    def tell(self, number: int) -> None:
+        """Writes down that this process lives, and whether it is in a step."""
+        self._store.set(str(self._rank), f"{number} {self.steps_begun} {self.steps_ended}")
+
+    def look(self) -> tuple[list[int], list[int]]:
+        """Returns the ranks that don't tell anything in the next seconds, and those that others wait for before a step.
+
+        Both are empty if the store does not answer.
+        """
+        before = self._ask(self._everyone)
+        time.sleep(MISSED_HEARTBEATS * HEARTBEAT_SECONDS)
+        now = self._ask(self._everyone)
+        if before is None or now is None:
+            return [], []
         others = [rank for rank in range(self._num_ranks) if rank != self._rank]
-        try:
-            before = [self._store.add(_key(rank), 0) for rank in others]
-            time.sleep(MISSED_HEARTBEATS * HEARTBEAT_SECONDS)
-            return [rank for rank, count in zip(others, before, strict=True) if self._store.add(_key(rank), 0) == count]
-        except RuntimeError:
-            return []
+        begun = {rank: int(now[rank].split()[1]) for rank in others if now[rank]}
+        late = [rank for rank, count in begun.items() if count < self.steps_begun]
+        return [rank for rank in others if before[rank] == now[rank]], late
+
+    def blamed(self) -> str:
+        """Returns the reason that a rank has given for a failure; "" if none has."""
+        return self._ask(lambda: self._store.get(REASON).decode() if self._store.check([REASON]) else "") or ""
+
+    def blame(self, reason: str) -> str:
+        """Returns the first reason that any rank gives for a failure: this one, if no rank was earlier."""
+        return self._ask(lambda: self._store.compare_set(REASON, "", reason).decode()) or reason
+
+    def _everyone(self) -> list[str]:
+        ranks = map(str, range(self._num_ranks))
+        return [self._store.get(rank).decode() if self._store.check([rank]) else "" for rank in ranks]
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Returns what the store answers; None if it does not, because the process that has it has ended or hangs."""
+        answers: list[Any] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                answers.append(question())
+
+        thread = threading.Thread(target=ask, name="placewise store", daemon=True)
+        thread.start()
+        thread.join(MISSED_HEARTBEATS * HEARTBEAT_SECONDS)
+        return answers[0] if answers else None
 
 
-def _beat(store: Any, key: str, stop: threading.Event) -> None:
+def _beat(presence: "weakref.ref[Presence]", stop: threading.Event) -> None:
+    number = 0
     with suppress(RuntimeError):  # the store goes with its process
-        while not stop.is_set():
-            store.add(key, 1)
+        while not stop.is_set() and (alive := presence()) is not None:
+            alive.tell(number)
+            del alive
+            number += 1
             stop.wait(HEARTBEAT_SECONDS)
-
-
-def _key(rank: int) -> str:
-    return f"placewise heartbeat {rank}"
 
 
 @contextmanager

@@ -130,6 +130,10 @@ class Network(Protocol):
         """Returns what receives it, and returns these views."""
         ...
 
+    def step(self) -> AbstractContextManager[None]:
+        """Tells the other processes that this one is in a step and, if it fails, why."""
+        ...
+
     def share(self, values: list[Any], devices: Sequence[int], drawing: int | None) -> list[Any]:
         """Returns values with each taken from the process of its device; ends when all processes are here.
 

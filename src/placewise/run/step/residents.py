@@ -40,6 +40,13 @@ class Residents:
         self._parameters = dict(step.model.named_parameters())
         self._examples = dict(batch_tensors(step.batch, step.batch))
         self._getters = [self._getter(resident) for resident in self._program.residents]
+        homes = placed.tensor_devices.tolist()
+        self.far = frozenset(  # what another process keeps: (name, ""), or (name, key) of the optimizer's state
+            (resident.name, resident.key if resident.kind == "state" else "")
+            for resident in self._program.residents
+            if resident.kind in ("parameter", "buffer", "state") and resident.tensor >= 0
+            if placed.is_remote[homes[resident.tensor]]
+        )
         self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
 
     def gather(self, batch: Any) -> list[Any]:

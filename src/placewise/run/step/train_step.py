@@ -26,6 +26,7 @@ from placewise.run.step.failed_steps import FailedSteps
 from placewise.run.step.preconditions import check_preconditions
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
+from placewise.run.step.state_parts import load_state_part, state_part
 from placewise.run.step.step_result import StepResult, fill, loss_of, model_output
 from placewise.run.step.turn import Turn
 from placewise.run.step_trace import StepTrace
@@ -90,6 +91,19 @@ class TrainStep:
             with torch.no_grad():
                 for number, tensor in self._residents.own_tensors():
                     network.collect(tensor, homes[number])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of model and optimizer by name, for torch.distributed.checkpoint; of a rank, what it keeps.
+
+        `dcp.save({"training": train_step}, checkpoint_id=folder)` on all ranks writes the whole state, `dcp.load` reads it
+        into the model and the optimizer, also for a plan of other hosts or of one machine.
+        """
+        return state_part(self._step.step.model, self._step.step.optimizer, self._residents.far)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets what `state_dict` returns to these values."""
+        with torch.no_grad():
+            load_state_part(self._step.step.model, self._step.step.optimizer, state)
 
     def trace(self, batch: Any) -> StepTrace:
         """Runs one step without a recording, and returns when everything ran and how many bytes it made."""
@@ -178,7 +192,8 @@ class TrainStep:
         self._step.guard.check()
         program = self.placed.resolved.program
         outputs: list[Any] = [None] * len(program.outputs)
-        with torch.no_grad():
+        network = self._setup.network
+        with torch.no_grad(), nullcontext() if network is None else network.step():
             residents = self._residents.gather(batch)
             check_preconditions(program.preconditions, residents, self._residents.positions)
             before, updates = self._failed_steps.look(residents), list[Any]()
