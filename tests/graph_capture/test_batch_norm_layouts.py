@@ -13,9 +13,8 @@ def test_results_for_a_transposed_input_are_contiguous() -> None:
     for device in ("cpu", "meta"):
         x = torch.ones(4, 6, device=device).t()
         weight, bias, mean, variance = (torch.ones(4, device=device) for _ in range(4))
-        forward, backward = aten.native_batch_norm.default, aten.native_batch_norm_backward.default
-        if device == "meta":
-            forward, backward = OVERRIDES[forward], OVERRIDES[backward]
+        ops = [aten.native_batch_norm.default, aten.native_batch_norm_backward.default]
+        forward, backward = [OVERRIDES[op] for op in ops] if device == "meta" else ops
         out, saved_mean, saved_rstd = forward(x, weight, bias, mean, variance, True, 0.1, 1e-5)
         gradient = torch.ones(6, 4, device=device)
         saved = (mean, variance, saved_mean, saved_rstd)

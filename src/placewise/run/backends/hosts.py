@@ -187,7 +187,9 @@ class Presence:
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.steps_begun = self.steps_ended = 0
-        self._store: Any = dist.PrefixStore(f"placewise {next(_numbers)}", dist.distributed_c10d._get_default_store())
+        self._store: Any = dist.distributed_c10d.PrefixStore(
+            f"placewise {next(_numbers)}", dist.distributed_c10d._get_default_store()
+        )
         self._rank, self._num_ranks = rank, num_ranks
         self.stop = threading.Event()
         threading.Thread(target=_beat, args=(weakref.ref(self), self.stop), name="placewise heartbeat", daemon=True).start()

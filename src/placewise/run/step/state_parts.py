@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from placewise.core.errors import ExecutionError
 
-Far = frozenset[tuple[str, str]]  # (name, "") of a parameter or buffer, (name, key) of a state, that another rank keeps
+Far = frozenset[
+    tuple[str, str | int]
+]  # (name, "") of a parameter or buffer, (name, key) of a state, that another rank keeps
 
 
 def state_part(model: nn.Module, optimizer: torch.optim.Optimizer | None, far: Far) -> dict[str, Any]:
