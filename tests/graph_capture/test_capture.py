@@ -584,12 +584,12 @@ def test_refused_optimizers() -> None:
 
 
 def test_running_statistics_are_written_by_the_forward_pass_alone() -> None:
-    """The schema of native_batch_norm hides that it writes them; its backward step in training does not look at them."""
+    """The backward op in training does not look at them."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     graph = pw.capture(model, lambda out: out.sum(), optimizer, torch.randn(8, 4), micro_batches=2).graph
-    norms = [n for n, kind in enumerate(graph.ops.kinds) if kind == "aten.native_batch_norm"]
-    backward = [n for n, kind in enumerate(graph.ops.kinds) if kind == "aten.native_batch_norm_backward"]
+    norms = [n for n, kind in enumerate(graph.ops.kinds) if kind == "aten._batch_norm_with_update"]
+    backward = [n for n, kind in enumerate(graph.ops.kinds) if kind == "aten.batch_norm_backward"]
     written = [[graph.tensors.names[t] for t in graph.ops.writes[n] if graph.tensors.alias_of[t] >= 0] for n in norms]
     assert written == [["1.running_mean'", "1.running_var'"]] * 2
     assert not [t for n in backward for t in graph.ops.reads[n] if "running" in graph.tensors.names[t]]

@@ -1,7 +1,8 @@
-"""Ops that PyTorch takes apart in another way on a CPU than on all other devices, the meta device among them.
+"""Ops that PyTorch takes apart by device, and that would be recorded as only the meta device takes them apart.
 
 A step of a model on a CPU is recorded as the CPU takes it apart: `group_norm` keeps channels_last there and makes its input
-contiguous elsewhere. The layouts of all that follows depend on it, and so does what dropout draws.
+contiguous elsewhere. The layouts of all that follows depend on it, and so does what dropout draws. `batch_norm` becomes the
+op that chooses its kernel where it runs: cuDNN's on a GPU if eager code takes that, PyTorch's own on a CPU.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 
 
 class _State(local):
-    is_cpu = False
+    is_recording = is_cpu = False
 
 
 _state = _State()
@@ -28,11 +29,12 @@ _state = _State()
 def composites_of(device: str) -> Iterator[None]:
     """Takes ops on the meta device apart as this kind of device does."""
     _register()
-    before, _state.is_cpu = _state.is_cpu, device == "cpu"
+    before = _state.is_recording, _state.is_cpu
+    _state.is_recording, _state.is_cpu = True, device == "cpu"
     try:
         yield
     finally:
-        _state.is_cpu = before
+        _state.is_recording, _state.is_cpu = before
 
 
 @cache
@@ -40,7 +42,20 @@ def _register() -> "torch.library.Library":
     """Registers the kernels, once for the process; outside of a recording they do what PyTorch's do."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     library.impl("group_norm", _group_norm, "AutogradMeta")  # type: ignore[no-untyped-call]
+    library.impl("batch_norm", _batch_norm, "AutogradMeta")  # type: ignore[no-untyped-call]
     return library
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, variance: Tensor | None, training: bool,
+    momentum: float, eps: float, cudnn_enabled: bool,
+) -> Tensor:  # fmt: skip
+    """Normalizes by the op that keeps what cuDNN reserves; there is one only for training with everything given."""
+    given = (weight, bias, mean, variance)
+    is_whole = all(tensor is not None and tensor.shape == x.shape[1:2] for tensor in given) and x.numel() > 0
+    if not _state.is_recording or not training or not is_whole:
+        return aten.batch_norm.default.decompose(x, *given, training, momentum, eps, cudnn_enabled)  # type: ignore[no-any-return]
+    return aten._batch_norm_with_update.default(x, *given, momentum, eps)[0]  # type: ignore[no-any-return]
 
 
 def _group_norm(

@@ -66,6 +66,8 @@ OVERRIDES: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: _convolution,
     aten.hardtanh_backward.default: _in_format_of_input(aten.hardtanh_backward.default),
     aten.hardswish_backward.default: _in_format_of_input(aten.hardswish_backward.default),
+    aten._batch_norm_with_update.default: _first_in_format_of(aten._batch_norm_with_update.default, 0),
+    aten.batch_norm_backward.default: _first_in_format_of(aten.batch_norm_backward.default, 1),
     aten.native_batch_norm.default: _first_in_format_of(aten.native_batch_norm.default, 0),
     aten.native_batch_norm_backward.default: _first_in_format_of(aten.native_batch_norm_backward.default, 1),
     aten.native_group_norm.default: _first_in_format_of(aten.native_group_norm.default, 0),

@@ -19,8 +19,8 @@ from placewise.graph_capture.whole_passes import Pass
 
 FLOPS_PER_ELEMENT = {
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
-    "native_batch_norm": 6, "native_batch_norm_backward": 9, "native_layer_norm": 6, "native_layer_norm_backward": 11,
-    "native_group_norm": 6, "native_group_norm_backward": 11,
+    "native_batch_norm": 6, "native_batch_norm_backward": 9, "_batch_norm_with_update": 6, "batch_norm_backward": 9,
+    "native_layer_norm": 6, "native_layer_norm_backward": 11, "native_group_norm": 6, "native_group_norm_backward": 11,
     "sigmoid": 4, "sigmoid_": 4, "tanh": 6, "tanh_": 6, "gelu": 10, "gelu_backward": 15, "silu": 5, "silu_backward": 8,
     "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
     "lerp": 3, "lerp_": 3, "mv": 2, "addmv": 2, "dot": 2, "addr": 2,
@@ -51,6 +51,7 @@ OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uni
 BATCH_NORM = {  # positions of the running statistics and of `training`, which the schema does not mark as written
     "native_batch_norm": ((3, 4), 5),  # writes them in training
     "native_batch_norm_backward": ((3, 4), 7),  # ignores them in training
+    "batch_norm_backward": ((3, 4), 7),  # so does the one that chooses its kernel where it runs
 }
 
 CPU_ONLY_PREFIXES = ("mkldnn_", "_mkldnn_", "_scaled_dot_product_flash_attention_for_cpu")
