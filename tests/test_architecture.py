@@ -16,6 +16,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
     ("formats",),
     ("machines",),
     ("graph_capture",),
+    ("rewrite",),
     ("zoo",),
     ("models",),
     ("simulate",),
@@ -43,8 +44,8 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "rich": ("cli/progress.py", "report/terminal_text.py"),
     "shtab": ("cli/",),
     "torch": (
-        "graph_capture/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/", "training/",
-        "evaluate/measured", "experiments/bench/", "experiments/training_setups/", "cli/tensorboard_curves.py",
+        "graph_capture/", "rewrite/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",
+        "training/", "evaluate/measured", "experiments/bench/", "experiments/training_setups/", "cli/tensorboard_curves.py",
     ),
     "transformers": ("graph_capture/", "zoo/", "experiments/training_setups/"),
     "timm": ("experiments/training_setups/",),
