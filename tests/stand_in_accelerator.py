@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_map_only
 from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.run.backends.protocol import Prepared
 from placewise.run.devices import RealDevice
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
 from placewise.run.storage_copies import clone_storage, copy_storage_over, copy_storage_to

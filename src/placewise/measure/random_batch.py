@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.resolved_program import ResolvedProgram, slots_of
 from placewise.measure.ops import NUM_INDEXED, op_calls
 from placewise.models import load_step
 from placewise.run.backends.cpu_memory import keep_freed_memory
-from placewise.run.lower.resolved_program import ResolvedProgram, slots_of
 from placewise.run.step.batches import batch_tensors
 
 MIN_CHOICES = 2  # every model has at least this many classes or words

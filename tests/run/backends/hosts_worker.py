@@ -38,11 +38,11 @@ from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ExecutionError
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import check_parts, part_of
-from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step import compiling
 from placewise.run.step.compiling import compile_part
 

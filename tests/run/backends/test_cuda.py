@@ -18,6 +18,7 @@ from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.problem import Problem
 from placewise.experiments.bench.bench_execute import launches
 from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.random_batch import random_batch
 from placewise.measure.steps import measure_steps
@@ -28,7 +29,6 @@ from placewise.run.devices import RealDevice, real_devices
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
 from placewise.simulate.simulator import Simulator

@@ -15,13 +15,13 @@ from torch import nn
 
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.steps import measured_memory
 from placewise.run.codegen import lanes
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step import train_step as train_steps
 from placewise.run.step.train_step import TrainStep
 from placewise.simulate.simulator import Simulator

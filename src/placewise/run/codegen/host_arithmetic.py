@@ -5,8 +5,8 @@ from typing import Any
 
 from placewise.core.errors import StepChanged
 from placewise.graph_capture.program import Slot
+from placewise.graph_capture.resolved_program import ResolvedProgram, written_slots
 from placewise.run.codegen.source import Source
-from placewise.run.lower.resolved_program import ResolvedProgram, written_slots
 
 Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then
 

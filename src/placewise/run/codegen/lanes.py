@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.program import Check, Slot
+from placewise.graph_capture.resolved_program import HOST_VALUE
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Network, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -25,7 +26,6 @@ from placewise.run.codegen.source import Source
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.resolved_program import HOST_VALUE
 from placewise.run.lower.waits import Waits
 from placewise.run.storage_copies import clone_storage, same_view
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tag
 from torch._ops import OpOverload
 
+from placewise.graph_capture.resolved_program import HOST_VALUE, is_random, slots_of
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.resolved_program import HOST_VALUE, is_random, slots_of
 
 FEWEST_OPS = 4  # of a segment: a replay takes the host about as long as one op, but recording many segments takes long
 

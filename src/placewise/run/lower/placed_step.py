@@ -5,9 +5,9 @@ from functools import cached_property
 
 from placewise.core.arrays import Ints
 from placewise.graph_capture.program import Slot
+from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, is_random, slots_of
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
-from placewise.run.lower.resolved_program import HOST_VALUE, ResolvedProgram, is_random, slots_of
 from placewise.run.lower.waits import Waits, plan_waits
 
 

@@ -16,6 +16,7 @@ from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Gate
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.machines.presets import PRESETS
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
@@ -23,7 +24,6 @@ from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import part_of
-from placewise.run.lower.resolved_program import ResolvedProgram
 from placewise.run.step.train_step import TrainStep
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from placewise.graph_capture.program import Resident
-from placewise.run.lower.resolved_program import ResolvedProgram, written_slots
+from placewise.graph_capture.resolved_program import ResolvedProgram, written_slots
 
 MOST_NAMES = 12  # that the error lists, of each kind
 
