@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from placewise.cli.outputs import warn
 from placewise.core.errors import InputError, StrategyError
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def load_profile(options: argparse.Namespace, cluster: "Cluster") -> "Profile":
 
     profile = read_profile(options.profile)
     profile.check_covers(cluster, options.profile)
+    if doubt := profile.doubt():
+        warn(f"{options.profile}: {doubt}: profile again, or search with --measure")
     return profile
 
 

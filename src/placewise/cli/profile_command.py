@@ -2,11 +2,13 @@
 
 import argparse
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_writable, print_json
+from placewise.cli.outputs import check_writable, print_json, warn
 from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_command, add_virtual_option
+from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
     from placewise.core.cluster import Cluster
@@ -24,8 +26,12 @@ def add_profile(commands: Any) -> None:
     add_virtual_option(parser)
     parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")
     parser.add_argument(
-        "--run-step", action="store_true", help="also run the model: CPU times and GPU launches as in a whole step"
+        "--ops-only",
+        action="store_true",
+        help="don't run whole steps, for models that this machine can't hold: ops and launches are only timed one by one, "
+        "and no prediction is checked",
     )
+    parser.add_argument("--run-step", action="store_true", help=argparse.SUPPRESS)  # the default since 0.2
     parser.add_argument("--graph-output", metavar="GRAPH", help="write the graph with these times to this graph.json")
     parser.add_argument(
         "--cluster-output", metavar="CLUSTER", help="write the cluster with the measured links to this cluster.toml"
@@ -37,20 +43,26 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.formats.cluster_file import write_cluster
     from placewise.formats.graph_file import write_graph
     from placewise.formats.profile_file import write_profile
+    from placewise.measure.prediction_checks import check_predictions
     from placewise.measure.profiler import apply_profile, measure_profile
     from placewise.measure.random_batch import load_with_weights
     from placewise.models import load_step
 
     check_writable(options.output, options.graph_output, options.cluster_output, reads=(options.model, options.cluster))
-    cluster = Cluster.load(options.cluster)
-    captured = load_with_weights(options.model) if options.run_step else load_step(options.model)
+    if options.run_step and options.ops_only:
+        raise InputError("--run-step and --ops-only exclude each other")
+    cluster, runs_step = Cluster.load(options.cluster), not options.ops_only
+    captured = load_with_weights(options.model) if runs_step else load_step(options.model)
     begun = time.perf_counter()
     with Line(options) as line:
 
         def report(what: str) -> None:
             line.show(Shown(f"{what}, {time.perf_counter() - begun:.0f} s"))
 
-        found = measure_profile(captured, cluster, dict(options.virtual), runs_step=options.run_step, report=report)
+        found = measure_profile(captured, cluster, dict(options.virtual), runs_step=runs_step, report=report)
+        if runs_step:
+            checked = check_predictions(captured, cluster, found.profile, dict(options.virtual), report)
+            found = replace(found, profile=checked, seconds=time.perf_counter() - begun)
     graph, measured = apply_profile(captured, cluster, found.profile)
     write_profile(found.profile, options.output)
     if options.graph_output:
@@ -78,6 +90,7 @@ def _facts(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argp
         "device_seconds": _op_sums(graph, cluster),
         "dispatch_seconds": found.profile.dispatch_seconds,
         "contention": {kind: vars(factors) for kind, factors in found.profile.contention.items()},
+        "checks": [{**vars(check), "error": check.error} for check in found.profile.checks],
         "failures": [list(failure) for failure in found.failures],
     }
 
@@ -106,6 +119,19 @@ def _print(found: "Profiling", graph: "Graph", cluster: "Cluster", options: argp
     for kind, factors in profile.contention.items():
         products, sums_of = (", ".join(f"{factor:.2f}" for factor in row) for row in (factors.compute, factors.memory))
         print(f"{kind} next to 1, 2, ... busy ones: matrix products take × {products}; additions × {sums_of}")
+    if profile.checks:
+        checks = [
+            (
+                check.placement,
+                format_seconds(check.predicted_seconds),
+                format_seconds(check.measured_seconds),
+                f"{check.error:+.1%}",
+            )
+            for check in profile.checks
+        ]
+        print("\n" + table(("check", "predicted", "measured", "error"), checks, left=1))
+    if doubt := profile.doubt():
+        warn(f"{options.output}: {doubt}: measure again on an idle machine, or search with place --measure")
     if found.failures:
         print(f"\n{len(found.failures)} signatures could not be measured and keep their roofline time:")
         for device, signature, why in found.failures[:SHOWN_FAILURES]:

@@ -4,6 +4,7 @@ A profile describes a machine, not a model: an op's signature (function, shapes,
 everything that its time depends on, so one file serves every model whose signatures it contains.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +15,9 @@ from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.costs import compute_seconds
 from placewise.core.errors import ProfileError
 from placewise.core.graph import Graph
+from placewise.core.quantities import format_seconds
+
+DOUBTFUL = 0.15  # a profile whose prediction was off by more than this can't be relied on
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,20 @@ class Contention:
 
 
 @dataclass(frozen=True)
+class CheckedPrediction:
+    """A placement that was predicted with a profile, and then run."""
+
+    placement: str  # what it is, in a word: the name of a strategy
+    predicted_seconds: float
+    measured_seconds: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a share of the measured step: 0.1 is 10% too long."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+
+@dataclass(frozen=True)
 class Profile:
     """The measurements of one machine."""
 
@@ -65,6 +83,20 @@ class Profile:
     links: tuple[Link, ...] = ()
     dispatch_seconds: float = 0.0  # host time per launch
     contention: Mapping[str, Contention] = field(default_factory=dict)  # by kind of device
+    checks: tuple[CheckedPrediction, ...] = ()  # different placements of the step, run when the profile was made
+
+    @property
+    def worst_check(self) -> CheckedPrediction | None:
+        """The check whose prediction is off by the largest factor; ties go to the first."""
+        return max(self.checks, key=lambda check: abs(math.log1p(check.error)), default=None)
+
+    def doubt(self) -> str:
+        """Returns why predictions with this profile can't be relied on; empty if its checks agree."""
+        worst = self.worst_check
+        if worst is None or abs(worst.error) <= DOUBTFUL:
+            return ""
+        seconds = f"{format_seconds(worst.predicted_seconds)} predicted, {format_seconds(worst.measured_seconds)} measured"
+        return f"its prediction for {worst.placement} was off by {worst.error:+.0%} when it was made ({seconds})"
 
     def check_covers(self, cluster: Cluster, source: str = "profile") -> None:
         """Raises a ProfileError if the cluster has a device that was not measured."""

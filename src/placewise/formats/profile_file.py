@@ -6,12 +6,14 @@ from typing import Any
 
 from placewise.core.cluster import Link
 from placewise.core.errors import ProfileError
-from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
+from placewise.core.profile import CheckedPrediction, Contention, Profile, ProfiledDevice, Timing
 from placewise.formats.files import Fields, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-profile", 1
 
-PROFILE_FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contention", "timings")
+PROFILE_FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contention", "checks", "timings")
+
+CHECK_FIELDS = ("placement", "predicted_seconds", "measured_seconds")
 
 DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices")
 
@@ -51,6 +53,7 @@ def parse_profile(data: Any, source: str = "profile") -> Profile:
         links,
         top.number("dispatch_seconds", 0),
         {kind: _contention(row, f"{source}: contention[{kind!r}]") for kind, row in top.mapping("contention", {}).items()},
+        tuple(_check(row, f"{source}: checks[{i}]") for i, row in enumerate(top.entries("checks", []))),
     )
 
 
@@ -67,6 +70,12 @@ def _link(row: Any, element: str, names: list[str]) -> Link:
         if name not in names:
             raise link.wrong(f"there is no device {name!r}; the devices are {', '.join(names)}")
     return Link(source, target, link.number("bytes_per_second", above_zero=True), link.number("latency_seconds"))
+
+
+def _check(row: Any, element: str) -> CheckedPrediction:
+    check = Fields(element, row, CHECK_FIELDS, ProfileError)
+    seconds = (check.number(name, above_zero=True) for name in CHECK_FIELDS[1:])
+    return CheckedPrediction(check.text("placement"), *seconds)
 
 
 def _timings(row: Any, element: str, names: list[str]) -> dict[str, Timing]:
@@ -100,14 +109,14 @@ def format_profile(profile: Profile) -> str:
     ]
     contention = {kind: vars(factors) for kind, factors in profile.contention.items()}
     head = {"format": FORMAT, "version": VERSION, "dispatch_seconds": profile.dispatch_seconds, "contention": contention}
+    checks = [vars(check) for check in profile.checks]
     timings = [
         f"{json.dumps(signature)}: {_encode({name: vars(timing) for name, timing in row.items()})}"
         for signature, row in sorted(profile.timings.items())
     ]
-    return (
-        f'{_encode(head)[:-1]},\n "devices": [{_lines(map(_encode, devices))}],\n'
-        f' "links": [{_lines(map(_encode, links))}],\n "timings": {{{_lines(timings)}}}}}\n'
-    )
+    sections = {"devices": map(_encode, devices), "links": map(_encode, links), "checks": map(_encode, checks)}
+    lists = "".join(f' "{name}": [{_lines(entries)}],\n' for name, entries in sections.items())
+    return f'{_encode(head)[:-1]},\n{lists} "timings": {{{_lines(timings)}}}}}\n'
 
 
 def _encode(value: Any) -> str:

@@ -22,16 +22,19 @@ from placewise.run.step.train_step import TrainStep
 
 STEPS, MIN_TRACED, ENOUGH_SECONDS = 5, 2, 10.0  # after a first one; fewer steps if they take longer than that
 
-KEEPS_UP = 1.03  # a GPU that ends this soon after the last launch has waited for the host all the time
+LAUNCHED_STEPS = 3  # of which the launches are timed
 
 
 def launch_seconds_in_steps(captured: CapturedStep, device: Device, real: RealDevice) -> float | None:
-    """Returns the host's seconds to launch an op, in whole steps on a GPU; None if that has too little memory."""
+    """Returns the host's seconds to launch an op, in whole steps on a GPU; None if that has too little memory.
+
+    The GPU's queues are never full meanwhile: a full one holds the host back, so that the GPU's time for an op would be
+    taken for the host's. That a GPU ends soon after the last launch does not tell which of the two has waited.
+    """
     with _step_on(captured, device, real) as train_step:
         batch = train_step.bring_home(random_batch(captured))
-        launched, ended = _median_step(train_step, batch)
-        seconds = launched if ended < KEEPS_UP * launched else train_step.host_seconds(batch)  # else the queues are full
-        return seconds / len(captured.graph.ops)
+        train_step(batch)  # allocates memory
+        return float(np.median(train_step.host_seconds(batch, LAUNCHED_STEPS))) / max(len(captured.graph.ops), 1)
     return None
 
 
@@ -44,7 +47,7 @@ def op_timings_in_steps(
     """
     with _step_on(captured, device, real) as train_step:
         batch = train_step.bring_home(random_batch(captured))
-        _, step_seconds = _median_step(train_step, batch)
+        step_seconds = _median_step(train_step, batch)
         found: dict[str, list[float]] = {}
         begun, count = time.perf_counter(), 0
         while count < MIN_TRACED or (count < STEPS and time.perf_counter() - begun < ENOUGH_SECONDS):
@@ -72,13 +75,12 @@ def traced_op_seconds(train_step: TrainStep, batch: Any, step_seconds: float) ->
     return dict(zip(ops, np.maximum(gaps - tracing, alone).tolist(), strict=True))
 
 
-def _median_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:
-    """Returns the seconds until a step is launched, and until it has ended."""
-    times: list[tuple[float, float]] = []
-    while len(times) < 2 or (len(times) < 1 + STEPS and sum(ended for _, ended in times) < ENOUGH_SECONDS):
-        times.append(time_step(train_step, batch))
-    launched, ended = np.median(times[1:], axis=0).tolist()
-    return launched, ended
+def _median_step(train_step: TrainStep, batch: Any) -> float:
+    """Returns the seconds of a step."""
+    times: list[float] = []
+    while len(times) < 2 or (len(times) < 1 + STEPS and sum(times) < ENOUGH_SECONDS):
+        times.append(time_step(train_step, batch)[1])
+    return float(np.median(times[1:]))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def autocast_setups(num_steps: int, is_small: bool) -> dict[str, Setup]:
     given = [
         ("llama", "transformers", "LlamaForCausalLM", recipes.ADAMW, _llama),
         ("resnet50", "torchvision", "resnet50", CAREFUL, _resnet50),
-        ("vit", "timm", "vit_tiny_patch16_224" if is_small else "vit_base_patch16_224", recipes.ADAMW, _vit),
+        ("vit", "torchvision", "VisionTransformer" if is_small else "vit_b_16", recipes.ADAMW, _vit),
     ]
     return {
         name: Setup(name, library, model, recipe, partial(build, num_steps, is_small), AUTOCAST)
@@ -51,9 +51,8 @@ def _resnet50(num_steps: int, is_small: bool) -> Task:
 
 
 def _vit(num_steps: int, is_small: bool) -> Task:
-    import timm
+    from torchvision.models import VisionTransformer, vit_b_16
 
     if is_small:
-        model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=64, depth=2)
-        return _images(model, num_steps, 4, 64)
-    return _images(timm.create_model("vit_base_patch16_224", num_classes=10), num_steps, 32, 224)
+        return _images(VisionTransformer(64, 16, 2, 4, 64, 128, num_classes=10), num_steps, 4, 64)
+    return _images(vit_b_16(num_classes=10), num_steps, 32, 224)

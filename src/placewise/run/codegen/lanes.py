@@ -33,7 +33,7 @@ HOST_LANE = -1
 
 NO_DEVICE = -1
 
-PAUSE_EVERY = 400  # instructions: an accelerator's queue holds about a thousand launches, then the host has to wait
+PAUSE_EVERY = 64  # instructions: an accelerator's queue holds about a thousand kernels, and an op may have ten
 
 PARAMETERS = ("residents", "scalars", "mailbox", "outputs", "trace")
 

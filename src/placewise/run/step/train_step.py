@@ -117,20 +117,23 @@ class TrainStep:
         self._run(batch, self._traced, trace)
         return trace
 
-    def host_seconds(self, batch: Any) -> float:
-        """Runs one step and returns the host's seconds for launching it op by op; it does not wait for the devices.
+    def host_seconds(self, batch: Any, steps: int = 1) -> list[float]:
+        """Runs some steps and returns the host's seconds for launching each op by op, without waiting for the devices.
 
-        A host whose queue is full has to wait. So it lets the queues run empty now and then, off the clock.
+        A host whose queue is full has to wait. So it lets the queues run empty often, off the clock.
         """
-        return self._turn.run(partial(self._run_timed, batch))
+        return self._turn.run(partial(self._run_timed, batch, steps))
 
-    def _run_timed(self, batch: Any) -> float:
+    def _run_timed(self, batch: Any, steps: int) -> list[float]:
         self._forget_recording()
         stopwatch = _Stopwatch(self.synchronize)
         lanes = LaneWriter(self._setup, pause=stopwatch.pause).write()
-        self._run(batch, lanes)
-        stopwatch.pause()
-        return stopwatch.seconds
+        found = []
+        for _ in range(steps):
+            self._run(batch, lanes)
+            stopwatch.pause()
+            found.append(stopwatch.take())
+        return found
 
     @property
     def warm_up_steps(self) -> int:
@@ -286,3 +289,8 @@ class _Stopwatch:
             self.seconds += perf_counter() - self._started
         self._rest()
         self._started = perf_counter()
+
+    def take(self) -> float:
+        """Returns the seconds, and starts again from zero at the next pause."""
+        seconds, self.seconds, self._started = self.seconds, 0.0, None
+        return seconds

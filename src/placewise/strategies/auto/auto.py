@@ -18,7 +18,7 @@ from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate, best_first, best_of
 from placewise.strategies.auto.chains import Chains
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
-from placewise.strategies.auto.starts import evolve, portfolio
+from placewise.strategies.auto.starts import evolve, portfolio, proposals_of
 from placewise.strategies.auto.walk import Pace
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import Choices
@@ -28,6 +28,7 @@ FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
 MOST_TRIALS = 1000  # of a walk: with more, small problems would only wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from any placement to any other
 LARGE_STEP = 20_000  # ops of a step for which one population is enough, as it costs as much as several of a smaller step
+DIFFERENT = ("towers", "expert", "m-etf")  # measured first: few copies, few launches in a row, many of both
 EXACT = 1e-9  # relative difference up to which the evaluator is taken to be the simulator
 
 
@@ -161,8 +162,9 @@ class Auto:
             for found, _ in islice(self._walks(model, candidates, rng), self.rounds):
                 candidates = best_first([*found, *candidates])
             chosen = pick_different(candidates, tried, self.batch)
-            if len(tried) == 1:  # early on, also everything on one device: without copies the model is most reliable
-                chosen = pick_different([*_singles(Simulator(problem)), *chosen], tried, self.batch)
+            if len(tried) == 1:  # first placements of different kinds: each shows another part of the model that is wrong
+                kinds = [*_singles(model), *proposals_of(DIFFERENT, model, rng), *chosen]
+                chosen = pick_different(kinds, tried, max(self.batch, len(DIFFERENT)))
             if not chosen:
                 return
             evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})

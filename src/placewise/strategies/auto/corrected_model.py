@@ -12,6 +12,8 @@ from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate
 
+LEGS = ("copy", "host")  # what a critical path has besides ops: copies, and launches
+
 KINDS = 8  # kinds of op with a factor of their own: those with the most time on critical paths
 TRUST = 0.05  # in the model: a factor of 2 weighs as much as an error of this share of a step's time
 TURNS = 3  # of fitting, as critical paths change with the factors
@@ -29,8 +31,8 @@ class MeasuredPlacement(NamedTuple):
 def correct_times(problem: Problem, measured: Sequence[MeasuredPlacement]) -> Problem:
     """Returns the problem with op and copy times that explain the measurements better.
 
-    A step's time is the sum over its critical path. Factors for the commonest kinds of op there, for all other kinds and for
-    copies are fitted by least squares of relative errors; a ridge keeps them near 1.
+    A step's time is the sum over its critical path. Factors for the commonest kinds of op there, for all other kinds, for
+    copies and for the host's launches are fitted by least squares of relative errors; a ridge keeps them near 1.
     """
     for _ in range(TURNS):
         model = Simulator(problem)
@@ -39,8 +41,8 @@ def correct_times(problem: Problem, measured: Sequence[MeasuredPlacement]) -> Pr
         for path in paths:
             for kind, seconds in path.items():
                 total[kind] = total.get(kind, 0.0) + seconds
-        kinds = sorted((kind for kind in total if kind != "copy"), key=lambda kind: (-total[kind], kind))[:KINDS]
-        columns = [*kinds, "copy", "other"]
+        kinds = sorted((kind for kind in total if kind not in LEGS), key=lambda kind: (-total[kind], kind))[:KINDS]
+        columns = [*kinds, *LEGS, "other"]
         rows = np.zeros((len(measured), len(columns)))
         for row, (path, m) in enumerate(zip(paths, measured, strict=True)):
             for kind, seconds in path.items():
@@ -65,7 +67,7 @@ def pick_different(candidates: Sequence[Candidate], measured: Sequence[Ints], co
 
 
 def _path_seconds(model: Simulator, measured: MeasuredPlacement) -> dict[str, float]:
-    """Returns the seconds of each kind of op, and of copies, on the critical path."""
+    """Returns the seconds of each kind of op, of copies and of launches on the critical path."""
     schedule = model.schedule(measured.placement, measured.order.astype(np.int64))
     kinds, found = model.problem.graph.ops.kinds, dict[str, float]()
     for leg in schedule.critical_path:
@@ -75,7 +77,7 @@ def _path_seconds(model: Simulator, measured: MeasuredPlacement) -> dict[str, fl
 
 
 def _scaled(problem: Problem, factors: dict[str, float]) -> Problem:
-    """Returns the problem with the times of each kind of op and of copies multiplied by their factors."""
+    """Returns the problem with the times of each kind of op, of copies and of launches multiplied by their factors."""
     of_op = np.array([factors.get(kind, factors["other"]) for kind in problem.graph.ops.kinds])
     links = tuple(
         replace(
@@ -85,5 +87,6 @@ def _scaled(problem: Problem, factors: dict[str, float]) -> Problem:
         )
         for link in problem.cluster.links
     )
-    cluster = replace(problem.cluster, links=links)
+    dispatch_seconds = problem.cluster.dispatch_seconds * factors["host"]
+    cluster = replace(problem.cluster, links=links, dispatch_seconds=dispatch_seconds)
     return replace(problem, op_seconds=problem.op_seconds * of_op[:, None], cluster=cluster)

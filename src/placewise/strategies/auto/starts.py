@@ -1,6 +1,6 @@
 """Where walks begin: what other strategies propose at once, and a small population that places coarse blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,24 +27,28 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Candidate]:
 
     Strategies whose packages are not installed are left out.
     """
+    names = PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ())
+    candidates = list(proposals_of(names, model, rng))
+    if _memory_costs_time(candidates):
+        candidates += offloads(model)
+    return best_first(candidates)
+
+
+def proposals_of(names: Sequence[str], model: Simulator, rng: np.random.Generator) -> Iterator[Candidate]:
+    """Yields all that these strategies propose, as far as their packages are installed."""
     from placewise.strategies import make
 
-    candidates = []
-    for name in PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ()):
+    for name in names:
         try:
             proposals = make(name).search(model.problem, rng)
             proposal = next(proposals)
             while True:
                 orders = proposal.orders
                 for row, placement in enumerate(proposal.placements):
-                    order = None if orders is None else orders[row % len(orders)]
-                    candidates.append(Candidate.of(model, placement, order))
+                    yield Candidate.of(model, placement, None if orders is None else orders[row % len(orders)])
                 proposal = proposals.send(model(proposal.placements, orders))
         except (StopIteration, StrategyError):
             continue
-    if _memory_costs_time(candidates):
-        candidates += offloads(model)
-    return best_first(candidates)
 
 
 def _memory_costs_time(candidates: list[Candidate]) -> bool:

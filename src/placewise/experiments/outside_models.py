@@ -1,0 +1,136 @@
+"""Training steps outside of the zoo, of transformers and torchvision, for `placewise bench predictions`.
+
+They are built from configurations, of a size for a data centre's GPU. `NAME_bf16` is the same step with autocast in
+bfloat16.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from placewise.experiments.training_setups.torchvision_ops import declare_missing_ops
+from placewise.graph_capture.training_step import TrainingStep
+
+declare_missing_ops()  # transformers loads torchvision, too
+
+NAMES = ("llama", "t5", "vit", "convnext", "densenet", "efficientnet", "unet", "mamba")
+
+BF16 = "_bf16"
+
+
+def llama() -> TrainingStep:
+    """12 layers of 1024, 16 heads with 4 of keys, 32 texts of 512 tokens in 8 micro-batches."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
+        vocab_size=32000, max_position_embeddings=512, use_cache=False,
+    )  # fmt: skip
+    return _language(LlamaForCausalLM(config), 32, 512, 8)  # type: ignore[no-untyped-call]
+
+
+def t5() -> TrainingStep:
+    """6 layers of 512 on each side, 32 pairs of 256 tokens in 4 micro-batches."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    model = T5ForConditionalGeneration(T5Config(dropout_rate=0.0, use_cache=False))
+    model.config.decoder_start_token_id = 0
+    return _language(model, 32, 256, 4)
+
+
+def mamba() -> TrainingStep:
+    """8 layers of 512, 8 texts of 32 tokens; PyTorch's own scan goes token by token."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(hidden_size=512, num_hidden_layers=8, vocab_size=16000, use_cache=False)
+    return _language(MambaForCausalLM(config), 8, 32, 1)  # type: ignore[no-untyped-call]
+
+
+def vit() -> TrainingStep:
+    """ViT-B/16, 64 images in 4 micro-batches."""
+    from torchvision.models import vit_b_16
+
+    return _images(vit_b_16(num_classes=1000), 64, 4)
+
+
+def convnext() -> TrainingStep:
+    """ConvNeXt-B, 64 images."""
+    from torchvision.models import convnext_base
+
+    return _images(convnext_base(), 64)
+
+
+def densenet() -> TrainingStep:
+    """DenseNet-121, 128 images."""
+    from torchvision.models import densenet121
+
+    return _images(densenet121(), 128)
+
+
+def efficientnet() -> TrainingStep:
+    """EfficientNet-B0, 128 images."""
+    from torchvision.models import efficientnet_b0
+
+    return _images(efficientnet_b0(), 128)
+
+
+def unet() -> TrainingStep:
+    """A UNet of four levels, 16 images of 256 x 256."""
+    model, images = UNet(), torch.zeros(16, 3, 256, 256)
+    batch = (images, torch.zeros(16, 256, 256, dtype=torch.long))
+    return TrainingStep(model, nn.functional.cross_entropy, _adamw(model), batch)
+
+
+class UNet(nn.Module):
+    """Convolutions down four levels and up again, with a shortcut on each level."""
+
+    def __init__(self, width: int = 64, levels: int = 4, classes: int = 21) -> None:
+        super().__init__()
+        widths = [width << level for level in range(levels + 1)]
+        self.first = _convolutions(3, width)
+        self.down = nn.ModuleList(_convolutions(a, b) for a, b in pairwise(widths))
+        self.wider = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairwise(widths))
+        self.up = nn.ModuleList(_convolutions(2 * a, a) for a in widths[:-1])
+        self.last = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the scores of the classes: [batch, classes, height, width]."""
+        kept = [self.first(x)]
+        for convolve in self.down:
+            kept.append(convolve(nn.functional.max_pool2d(kept[-1], 2)))
+        x = kept.pop()
+        for widen, convolve in zip(reversed(self.wider), reversed(self.up), strict=True):
+            x = convolve(torch.cat([kept.pop(), widen(x)], dim=1))
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def _convolutions(width: int, to: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for given in (width, to):
+        layers += [nn.Conv2d(given, to, 3, padding=1, bias=False), nn.BatchNorm2d(to), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+def _language(model: nn.Module, rows: int, length: int, micro_batches: int) -> TrainingStep:
+    texts = torch.zeros(rows, length, dtype=torch.long)
+    return TrainingStep(model, None, _adamw(model), {"input_ids": texts, "labels": texts.clone()}, micro_batches)
+
+
+def _images(model: nn.Module, rows: int, micro_batches: int = 1) -> TrainingStep:
+    batch = (torch.zeros(rows, 3, 224, 224), torch.zeros(rows, dtype=torch.long))
+    return TrainingStep(model, nn.functional.cross_entropy, _adamw(model), batch, micro_batches)
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), 1e-4)
+
+
+def __getattr__(name: str) -> Callable[[], TrainingStep]:
+    """Returns `NAME_bf16`."""
+    build = globals().get(name.removesuffix(BF16))
+    if not name.endswith(BF16) or name.removesuffix(BF16) not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lambda: replace(build(), autocast=torch.bfloat16)  # type: ignore[misc]
