@@ -124,7 +124,7 @@ def _train(loop: _Loop, run_step: Callable[[Any], dict[str, Any]]) -> Trajectory
     task, optimizer = loop.task, loop.optimizer
     values: dict[str, Any] = {}
     losses = []
-    before = [_copied(parameter) for parameter in task.model.parameters()]
+    before = [_copied(parameter).cpu() for parameter in task.model.parameters()]
     _seed()
     for number, batch in enumerate(task.batches, start=1):
         found = run_step(batch)
@@ -136,7 +136,8 @@ def _train(loop: _Loop, run_step: Callable[[Any], dict[str, Any]]) -> Trajectory
         losses.append(float(found["loss"]))
         for key, value in found.items():
             values |= _flat(f"{key} of step {number}", value)
-    has_learned = bool(np.isfinite(losses).all()) and not all(map(torch.equal, before, task.model.parameters()))
+    after = [parameter.detach().cpu() for parameter in task.model.parameters()]
+    has_learned = bool(np.isfinite(losses).all()) and not all(map(torch.equal, before, after))
     for name, module in {"": task.model, **task.companions}.items():
         for key, tensor in [*module.named_parameters(), *module.named_buffers()]:
             values[f"{name} {key}".strip()] = _copied(tensor)
