@@ -389,8 +389,8 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
         "--markdown": ("rows", "suite"),
-        "--seconds S": ("measured", "rows"),
-        "--budget N": ("measured", "rows", "suite", "scale-out"),
+        "--seconds S": ("measured", "predictions", "rows"),
+        "--budget N": ("measured", "predictions", "rows", "suite", "scale-out"),
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),
         "--delay S": ("scale-out",),

@@ -17,10 +17,11 @@ from placewise.cli import main
 from placewise.cli.progress import Line
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
-from placewise.core.profile import Contention, Profile, ProfiledDevice
+from placewise.core.profile import CheckedPrediction, Contention, Profile, ProfiledDevice
 from placewise.formats.cluster_file import read_cluster
 from placewise.formats.graph_file import read_graph, write_graph
 from placewise.formats.profile_file import read_profile, write_profile
+from placewise.measure import prediction_checks
 from placewise.measure.cpu_instrument import CpuInstrument
 from placewise.measure.profiler import measure_profile
 from placewise.search import planner as placing
@@ -91,7 +92,7 @@ def test_the_bound_is_that_of_devices_alone(
 
 
 def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json"]) == 0
+    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json", "--ops-only"]) == 0
     assert "signatures of" in capsys.readouterr().out
     asked = ["--profile", "p.json", "--plan", "none.json"]
     assert "p.json: has no device 'gpu:0'" in refused(["bound", MLP, "--cluster", "2xK80", "--profile", "p.json"], capsys)
@@ -105,11 +106,31 @@ def test_what_was_not_measured_is_refused(files: Path, capsys: pytest.CaptureFix
 def test_a_terminal_shows_what_is_measured(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(Line, "show", lambda self, shown: lines.append(shown.text))
-    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json"]) == 0
+    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json", "--ops-only"]) == 0
     count = len(read_profile("p.json").timings)
     expected = [f"{n} of {count} signatures on cpu:0" for n in range(count)]
     assert [line.partition(",")[0] for line in lines] == [*expected, "links", "contention"]
     assert re.fullmatch(f"0 of {count} signatures on cpu:0, [0-9]+ s", lines[0])
+
+
+def test_whole_steps_are_run_and_predictions_checked(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check of everything on one device is made to be off by a factor of two, which the command says."""
+    wrong = CheckedPrediction("cpu-only", 2e-3, 1e-3)
+    monkeypatch.setattr(prediction_checks, "check_predictions", lambda *given: replace(given[2], checks=(wrong,)))
+    assert main(["profile", MLP, "--cluster", "two.toml", "-o", "p.json"]) == 0
+    printed = capsys.readouterr()
+    assert "cpu-only       2 ms      1 ms  +100.0%" in printed.out
+    assert (
+        "p.json: its prediction for cpu-only was off by +100% when it was made (2 ms predicted, 1 ms measured)"
+        in printed.err
+    )
+    assert read_profile("p.json").checks == (wrong,)
+    assert main(["bound", MLP, "--cluster", "two.toml", "--profile", "p.json"]) == 0
+    assert "p.json: its prediction for cpu-only was off by +100% when it was made" in capsys.readouterr().err
+    asked = ["profile", MLP, "--cluster", "two.toml", "-o", "p.json", "--ops-only", "--run-step"]
+    assert "--run-step and --ops-only exclude each other" in refused(asked, capsys)
 
 
 def test_a_plan_or_a_profile_is_no_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Profile files: what is written reads back, and what is broken is refused with one line."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,20 @@ import pytest
 from builders import profile_of_two_slices
 
 from placewise.core.errors import ProfileError
-from placewise.core.profile import Profile
+from placewise.core.profile import CheckedPrediction, Profile
 from placewise.formats.profile_file import format_profile, parse_profile, read_profile, write_profile
 
 
 def test_a_file_says_what_the_profile_says(tmp_path: Path) -> None:
     write_profile(profile_of_two_slices(), tmp_path / "profile.json")
     assert read_profile(tmp_path / "profile.json") == profile_of_two_slices()
+
+
+def test_checks_survive_their_file() -> None:
+    profile = replace(
+        profile_of_two_slices(), checks=(CheckedPrediction("towers", 1.5, 0.5), CheckedPrediction("m", 1e-3, 2))
+    )
+    assert parse_profile(json.loads(format_profile(profile))) == profile
 
 
 def test_an_empty_profile_survives_its_file() -> None:
@@ -36,6 +44,12 @@ def test_an_empty_profile_survives_its_file() -> None:
         (("timings", "mm", "gpu:0", "seconds"), "fast", r"timings\['mm'\]: gpu:0: seconds must be a finite number"),
         (("timings", "mm", "gpu:9"), {}, r"timings\['mm'\]: unknown field 'gpu:9'"),
         (("contention", "gpu", "memory"), [0.5], "none below 1"),
+        (
+            ("checks",),
+            [{"placement": "a", "predicted_seconds": 0, "measured_seconds": 1}],
+            r"checks\[0\]: predicted_seconds",
+        ),
+        (("checks",), 3, "checks must be a list"),
         (("other",), 1, "unknown field 'other'"),
     ],
 )

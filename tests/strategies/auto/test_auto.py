@@ -261,6 +261,22 @@ def test_measurements_correct_the_model() -> None:
     assert error(better, measured[1::2]) < 0.5 * error(model, measured[1::2])
 
 
+def test_wrong_launches_are_corrected() -> None:
+    """Ten ops of 1 s in a chain, each launched in 4 s as the model believes and in 1 s on the machine.
+
+    The machine takes 1 + 10 = 11 s for them on one device, and the model 10 * 4 + 1 = 41 s. Nothing else is wrong.
+    """
+    tensors = [tensor(f"t{n}") for n in range(10)]
+    ops = [takes(1.0, n, [n - 1] if n else [], [n]) for n in range(10)]
+    model = Step.of(graph_data(tensors, ops), gpus(1, dispatch=4.0)).problem
+    everything = np.zeros(model.num_groups, np.int64)
+    order = np.arange(10, dtype=np.int32)
+    assert Simulator(model).schedule(everything).step_seconds == pytest.approx(41.0)
+    corrected = correct_times(model, [MeasuredPlacement(everything, order, 11.0)])
+    assert Simulator(corrected).schedule(everything).step_seconds == pytest.approx(11.0, rel=0.1)
+    assert corrected.cluster.dispatch_seconds < 1.2
+
+
 def test_few_measurements_are_spent_on_different_placements() -> None:
     """On a machine that the model does not know, twelve measurements find a better step than the model's own answer."""
     from captured import captured_problem
@@ -274,6 +290,28 @@ def test_few_measurements_are_spent_on_different_placements() -> None:
     walks = islice(auto._walks(model, portfolio(model, np.random.default_rng(0)), np.random.default_rng(0)), 40)
     best = min((candidate for candidates, _ in walks for candidate in candidates), key=lambda candidate: candidate.cost)
     assert outcome.step_seconds < machine(best.placement[None], best.order.astype(np.int64)[None]).step_seconds[0]
+
+
+def test_a_profile_with_wrong_launches_is_mended_by_twenty_measurements() -> None:
+    """The model believes that a launch takes four times as long as it does.
+
+    Twenty measurements find what a search in the right model finds. The wrong model's own answer takes three times as long.
+    """
+    from captured import captured_problem
+
+    right = captured_problem()
+    right = replace(right, cluster=replace(right.cluster, dispatch_seconds=30e-6))
+    wrong = replace(right, cluster=replace(right.cluster, dispatch_seconds=120e-6))
+    auto = Auto(effort=300_000, coarse=300_000, rounds=12)
+
+    def found(model: Problem, judge: Problem, evaluations: int) -> float:
+        outcome = search(model, auto, Simulator(judge), budget=Budget(evaluations), seed=0)
+        assert outcome.placement is not None
+        return Simulator(right).schedule(outcome.placement, outcome.order).step_seconds
+
+    best = found(right, right, 40)
+    assert found(wrong, right, 20) < 1.02 * best
+    assert found(wrong, wrong, 40) > 2 * best
 
 
 def test_what_is_measured_next_differs_from_what_was() -> None:
