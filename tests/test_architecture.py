@@ -45,8 +45,8 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "shtab": ("cli/",),
     "torch": (
         "graph_capture/", "rewrite/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",
-        "training/", "evaluate/measured", "experiments/bench/", "experiments/training_setups/", "experiments/outside_models.py",
-        "cli/tensorboard_curves.py",
+        "training/", "evaluate/measured", "experiments/bench/", "experiments/training_setups/",
+        "experiments/outside_models.py", "cli/tensorboard_curves.py",
     ),
     "transformers": ("graph_capture/", "zoo/", "experiments/training_setups/", "experiments/outside_models.py"),
     "timm": ("experiments/training_setups/",),

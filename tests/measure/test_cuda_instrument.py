@@ -15,6 +15,8 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.slices import slice_devices
 from placewise.measure.clocks import PureWork, time_work
 from placewise.measure.cuda_instrument import CudaClock
+from placewise.measure.ops_in_steps import launch_seconds_in_steps
+from placewise.measure.prediction_checks import check_predictions
 from placewise.measure.profiler import apply_profile, measure_profile
 from placewise.measure.roofline import measure_machine
 from placewise.run.backends.cuda import stream_of
@@ -110,6 +112,34 @@ def test_a_profile_of_slices() -> None:
     assert profile.contention["gpu"].memory[-1] > 1.2
     problem = Problem.of(*apply_profile(step, cluster, profile))
     assert (problem.op_seconds >= 0).all()
+
+
+def test_a_launch_is_the_hosts_time_though_the_gpu_is_busy() -> None:
+    """Products of 4096 rows take a GPU milliseconds: its queue is full all the time, and each launch waits for a product."""
+    model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(12)])
+    batch = (torch.rand(4096, 4096), torch.rand(4096, 4096))
+    step = pw.capture(
+        model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 1e-3), batch, micro_batches=64, name="products"
+    )
+    cluster = Cluster.detect()
+    gpu = real_devices(cluster)[0]
+    launch_seconds = launch_seconds_in_steps(step, cluster.devices[0], gpu)
+    assert launch_seconds is not None
+    small = nn.Sequential(*[nn.Linear(8, 8) for _ in range(12)])
+    small_step = pw.capture(
+        small, nn.functional.mse_loss, torch.optim.SGD(small.parameters(), 1e-3), (torch.rand(64, 8), torch.rand(64, 8)),
+        micro_batches=64, name="small products",
+    )  # fmt: skip
+    assert launch_seconds == pytest.approx(launch_seconds_in_steps(small_step, cluster.devices[0], gpu), rel=0.5)
+
+
+def test_predictions_are_checked_on_slices() -> None:
+    step, cluster = wide_step(1024), slices()
+    found = measure_profile(step, cluster, VIRTUAL, runs_step=True)
+    checks = check_predictions(step, cluster, found.profile, VIRTUAL).checks
+    assert checks[0].placement == "gpu-only"
+    assert len(checks) >= 2
+    assert abs(checks[0].error) < 0.15
 
 
 def test_the_machine_is_measured() -> None:

@@ -60,6 +60,8 @@ class Predictions(Benchmark):
                 is_complete = False
                 break
             except PlacewiseError as problem:
+                if len(self._models()) == 1:
+                    raise
                 warnings.append(f"{model}: {problem}")
                 continue
             found[model] = rows

@@ -29,7 +29,7 @@ def autocast_setups(num_steps: int, is_small: bool) -> dict[str, Setup]:
 def _llama(num_steps: int, is_small: bool) -> Task:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width, layers, vocab, rows, length = (64, 2, 256, 4, 16) if is_small else (1024, 8, 32000, 8, 512)
+    width, layers, vocab, rows, length = (64, 2, 256, 4, 16) if is_small else (1024, 8, 32000, 4, 256)
     config = LlamaConfig(
         hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers, num_attention_heads=width // 16,
         num_key_value_heads=width // 32, vocab_size=vocab, max_position_embeddings=length, use_cache=False,
@@ -55,4 +55,4 @@ def _vit(num_steps: int, is_small: bool) -> Task:
 
     if is_small:
         return _images(VisionTransformer(64, 16, 2, 4, 64, 128, num_classes=10), num_steps, 4, 64)
-    return _images(vit_b_16(num_classes=10), num_steps, 32, 224)
+    return _images(vit_b_16(num_classes=10), num_steps, 16, 224)
