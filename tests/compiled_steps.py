@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from eager_steps import bitwise, eager_step, snapshot
-from simulated import random_order, random_placements
+from simulated import leave_some_out, random_order, random_placements
 from torch import Tensor, nn
 
 import placewise as pw
@@ -18,6 +18,8 @@ from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.rewrite.augmented_program import augment
+from placewise.rewrite.optional_tensors import OptionalTensors
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
@@ -58,12 +60,23 @@ def plan_by_op(step: CapturedStep, device_of: Callable[[str], str]) -> Plan:
     return Plan(tuple(names))
 
 
-def compiled(step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True) -> TrainStep:
-    """Returns the step with a random placement, launched in program order or in a random one."""
+def compiled(
+    step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True, options: bool = False
+) -> TrainStep:
+    """Returns the step with a random placement, launched in program order or in a random one.
+
+    With `options` all its tensors have some, and half of these are used.
+    """
     cluster, rng = cpu_cluster(devices), np.random.default_rng(seed)
+    if options:
+        graph, program = augment(step.graph, step.program, OptionalTensors(smallest_share=0))
+        step = replace(step, graph=graph, program=program)
     problem = Problem.of(step.graph, cluster)
-    placement = random_placements(problem, rng, 1)[0]
-    order = None if in_program_order else random_order(problem, rng)
+    placement = leave_some_out(problem, random_placements(problem, rng, 1), rng)[0]
+    order = None
+    if not in_program_order:
+        present = problem.present(placement)
+        order = present.restore_order(random_order(present.problem, rng))
     return compile_placement(problem, placement, order, step, one_thread_each(cluster))
 
 

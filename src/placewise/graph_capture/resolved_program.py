@@ -39,7 +39,11 @@ class ResolvedProgram:
     @classmethod
     def of(cls, step: CapturedStep) -> "ResolvedProgram":
         """Returns the program of a captured step, with its slots resolved."""
-        graph, program = step.graph, step.program
+        return cls.of_program(step.graph, step.program)
+
+    @classmethod
+    def of_program(cls, graph: Graph, program: Program) -> "ResolvedProgram":
+        """Returns the program of a graph, with its slots resolved."""
         storages = [HOST_VALUE] * program.num_slots
         owners = graph.storage.tolist()
         known = {resident.slot for resident in program.residents}

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from placewise.graph_capture.autocast import attention_type
 
@@ -92,10 +92,13 @@ class BackwardPass:
     name = f"{NAME}_backward"
 
     def __call__(
-        self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any, saved: SavedPass,
+        self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+        saved: "SavedPass | LeanPass",
         **options: Any,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Returns the gradients; `saved` has all else that they need, and the others say until when they live."""
+        if isinstance(saved, LeanPass):
+            return saved.gradients(gradient, (query, key, value, mask, out))
         return torch.autograd.grad(saved.edge, saved.inputs, gradient)
 
     def on_meta(self, gradient: Tensor, out: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
@@ -113,6 +116,103 @@ class BackwardPass:
 
 
 Pass = ForwardPass | BackwardPass
+
+
+class _Saved:
+    """What autograd saves of a call whose inputs and result may go meanwhile: all but these, which are given again."""
+
+    __slots__ = ("given", "kept")
+
+    def __init__(self) -> None:
+        self.kept: list[_Kept] = []
+        self.given: tuple[Tensor | None, ...] = ()
+
+    def keep(self, tensor: Tensor) -> "_Kept":
+        """Keeps what autograd saves."""
+        self.kept.append(_Kept(tensor))
+        return self.kept[-1]
+
+    def find(self, kept: "_Kept") -> Tensor:
+        """Returns what autograd has saved; of what has gone meanwhile, the same view of the tensor that was given again."""
+        base = kept.tensor if kept.number is None else self.given[kept.number]
+        assert base is not None
+        return base if kept.number is None else base.as_strided(*kept.layout, kept.offset + base.storage_offset())
+
+
+class _Kept:
+    """A tensor that autograd has saved, or which view it is of a tensor that is given again."""
+
+    __slots__ = ("layout", "number", "offset", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+        self.layout, self.offset = (tensor.size(), tensor.stride()), tensor.storage_offset()
+        self.number: int | None = None  # of the tensor that is given again
+
+    def forget(self, tensors: tuple[Tensor | None, ...]) -> None:
+        """Forgets the tensor if one of these holds it too."""
+        assert self.tensor is not None
+        storage = self.tensor.untyped_storage()._cdata
+        for number, tensor in enumerate(tensors):
+            if tensor is not None and tensor.untyped_storage()._cdata == storage and tensor.dtype == self.tensor.dtype:
+                self.number, self.tensor = number, None
+                self.offset -= tensor.storage_offset()
+                return
+
+
+class LeanPass:
+    """What a forward pass leaves for a backward pass that gets its inputs and its result again, or equal ones."""
+
+    __slots__ = ("edge", "inputs", "saved")
+
+    def __init__(self, edge: GradientEdge, inputs: list[GradientEdge], saved: _Saved) -> None:
+        self.edge, self.inputs, self.saved = edge, inputs, saved
+
+    def own_tensors(self) -> list[Tensor]:
+        """Returns the tensors that the kernel has saved besides what it was given and returned; only traces ask."""
+        return [kept.tensor for kept in self.saved.kept if kept.tensor is not None]
+
+    def gradients(self, gradient: Tensor, given: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        """Returns the gradients; `given` are query, key, value, mask and result."""
+        self.saved.given = given
+        try:
+            return torch.autograd.grad(self.edge, self.inputs, gradient)
+        finally:
+            self.saved.given = ()
+
+
+class _Entry(torch.autograd.Function):
+    """A tensor as the start of a record of autograd, which does not hold it."""
+
+    @staticmethod
+    def forward(*given: Any) -> Tensor:
+        tensor: Tensor = given[-1]
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(*_: Any) -> Any:
+        return None, None
+
+
+@dataclass(frozen=True)
+class LeanForwardPass(ForwardPass):
+    """The same attention, whose inputs and result may go before the backward pass, which then gets them again."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> tuple[Any, ...]:
+        """Returns the result, and what the backward pass needs besides it and the inputs."""
+        saved, inputs = _Saved(), (query, key, value)
+        start = torch.zeros((), requires_grad=True)
+        with torch.enable_grad(), saved_tensors_hooks(saved.keep, saved.find):
+            given = [
+                _Entry.apply(start, tensor) if trained else tensor  # type: ignore[no-untyped-call]
+                for tensor, trained in zip(inputs, self.trained, strict=True)
+            ]
+            out = ATTENTION(*given, mask, **options)
+        edges = [get_gradient_edge(tensor) for tensor, trained in zip(given, self.trained, strict=True) if trained]
+        for kept in saved.kept:
+            kept.forget((*inputs, mask, out))
+        return out.detach(), LeanPass(get_gradient_edge(out), edges, saved)
+
 
 _forward_pass, _backward_pass = cache(ForwardPass), cache(BackwardPass)
 

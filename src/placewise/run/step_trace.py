@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from placewise.graph_capture.whole_passes import SavedPass
+from placewise.graph_capture.whole_passes import LeanPass, SavedPass
 
 
 class StepTrace:
@@ -12,7 +12,7 @@ class StepTrace:
         self.times: dict[int, tuple[float, float]] = {}  # instruction -> start and end, in seconds of one clock
         self.nbytes: dict[int, int] = {}  # instruction -> bytes of the storages that it made
 
-    def add(self, number: int, start: float | None, end: float | None, *made: Tensor | SavedPass | None) -> None:
+    def add(self, number: int, start: float | None, end: float | None, *made: Tensor | SavedPass | LeanPass | None) -> None:
         """Adds an instruction; the streams fill in the times of what the host launches when the step has ended.
 
         An op may return None for a gradient that nobody needs.
@@ -22,6 +22,6 @@ class StepTrace:
         storages = []
         for value in made:
             if value is not None:
-                tensors = value.own_tensors() if isinstance(value, SavedPass) else [value]
+                tensors = value.own_tensors() if isinstance(value, SavedPass | LeanPass) else [value]
                 storages += [tensor.untyped_storage() for tensor in tensors]
         self.nbytes[number] = sum({storage._cdata: storage.nbytes() for storage in storages}.values())

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from placewise.graph_capture.program import HERE, Call, Slot
 from placewise.graph_capture.random_draws import Draw, without_state
 from placewise.graph_capture.whole_passes import Pass
+from placewise.rewrite.augmented_program import AloneBatchNorm
 
 
 class Source:
@@ -91,6 +92,7 @@ class Source:
             self.add(expression)
             return
         function = without_state(call).function
+        function = function.function if isinstance(function, AloneBatchNorm) else function
         returns = function._schema.returns if isinstance(function, OpOverload) else (None,)
         if isinstance(call.function, Draw):
             returns = (*returns, None)  # the generator's state

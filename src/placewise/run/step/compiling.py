@@ -1,6 +1,7 @@
 """Compiles a plan: from a placement to a step that runs on this machine."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,6 +19,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Gate
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.machines.presets import PRESETS
+from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.instructions import RunOp
@@ -74,12 +76,24 @@ def compile_placement(
 
     With `cuda_graphs`, any backend that can record launches replays them; without one all steps are plain.
     """
+    problem, placement, order, step = _without_absent(problem, placement, order, step)
     instructions = lower(problem, placement, _with_gated_ops_last(order, step.program.gate))
     placed = PlacedStep(ResolvedProgram.of(step), instructions, tensor_devices(problem, placement), devices)
     backend = _stream_backend(devices)
     if backend is None:
         return TrainStep(step, placed)
     return TrainStep(step, placed, backend.open_streams(devices), backend.recorder_factory(devices) if cuda_graphs else None)
+
+
+def _without_absent(
+    problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep
+) -> tuple[Problem, Ints, Ints | None, CapturedStep]:
+    """Returns the same without the optional ops that are nowhere; nothing in it is optional."""
+    if not isinstance(step.program, AugmentedProgram):
+        return problem, placement, order, step
+    present = problem.present(placement)
+    left = replace(step, graph=present.problem.graph, program=leave_out_calls(step.program, present))
+    return present.problem, placement[present.groups], None if order is None else present.reduce_order(order), left
 
 
 def is_distributed() -> bool:
@@ -103,6 +117,7 @@ def compile_part(problem: Problem, placement: Ints, order: Ints | None, step: Ca
         "graph": digest_of_graph(step.graph), "cluster": problem.cluster.digest,
         "plan": digest_of([], placement, order),
     })  # fmt: skip
+    problem, placement, order, step = _without_absent(problem, placement, order, step)
     if step.program.gate is not None:
         raise ExecutionError("a step with a GradScaler can't run over several hosts: use bfloat16, which needs none")
     whole = lower(problem, placement, order)
