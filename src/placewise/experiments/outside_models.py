@@ -1,7 +1,7 @@
-"""Training steps outside of the zoo, of transformers and torchvision, for `placewise bench predictions`.
+"""Training steps outside of the zoo, of transformers and torchvision, for `placewise bench predictions` and `bench speed`.
 
 They are built from configurations, of a size for a data centre's GPU. `NAME_bf16` is the same step with autocast in
-bfloat16.
+bfloat16, `NAME_in_bf16` the same with all weights in bfloat16.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,9 @@ declare_missing_ops()  # transformers loads torchvision, too
 
 NAMES = ("llama", "t5", "vit", "convnext", "densenet", "efficientnet", "unet", "mamba")
 
-BF16 = "_bf16"
+WHOLE = ("wide_llama", "bert")  # for a whole GPU, in one micro-batch
+
+IN_BF16, BF16 = "_in_bf16", "_bf16"
 
 
 def llama() -> TrainingStep:
@@ -30,6 +32,25 @@ def llama() -> TrainingStep:
         vocab_size=32000, max_position_embeddings=512, use_cache=False,
     )  # fmt: skip
     return _language(LlamaForCausalLM(config), 32, 512, 8)  # type: ignore[no-untyped-call]
+
+
+def wide_llama() -> TrainingStep:
+    """12 layers of 1536, 12 heads, 8 texts of 1024 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=1536, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=12,
+        vocab_size=32000, max_position_embeddings=1024, use_cache=False,
+    )  # fmt: skip
+    return _language(LlamaForCausalLM(config), 8, 1024, 1)  # type: ignore[no-untyped-call]
+
+
+def bert() -> TrainingStep:
+    """BERT-base without dropout, 32 texts of 256 tokens."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return _language(BertForMaskedLM(config), 32, 256, 1)  # type: ignore[no-untyped-call]
 
 
 def t5() -> TrainingStep:
@@ -129,8 +150,18 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def __getattr__(name: str) -> Callable[[], TrainingStep]:
-    """Returns `NAME_bf16`."""
-    build = globals().get(name.removesuffix(BF16))
-    if not name.endswith(BF16) or name.removesuffix(BF16) not in NAMES:
+    """Returns `NAME_bf16` or `NAME_in_bf16`."""
+    end = IN_BF16 if name.endswith(IN_BF16) else BF16
+    build = globals().get(name.removesuffix(end))
+    if not name.endswith(end) or name.removesuffix(end) not in (*NAMES, *WHOLE) or build is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return lambda: replace(build(), autocast=torch.bfloat16)  # type: ignore[misc]
+    return (lambda: _in_bf16(build())) if end == IN_BF16 else (lambda: replace(build(), autocast=torch.bfloat16))
+
+
+def _in_bf16(step: TrainingStep) -> TrainingStep:
+    """Returns the step with the model's weights, and what the batch has of floats, in bfloat16."""
+    step.model.to(torch.bfloat16)
+    batch = step.batch
+    if isinstance(batch, tuple):
+        batch = tuple(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in batch)
+    return replace(step, batch=batch, optimizer=_adamw(step.model))
