@@ -67,6 +67,14 @@ def test_work_is_not_shared_with_devices_that_cannot_do_it() -> None:
     assert best_step(problem) == pytest.approx(2.0)
 
 
+def test_times_that_are_far_apart_have_a_bound() -> None:
+    """1e290 s, then forty independent ops of 1e-30 s that come after it: their start is 1e320 times their work."""
+    ops = [takes(1e290, 0, [], [0]), *(takes(1e-30, n, [0]) for n in range(1, 41))]
+    problem = Step.of(graph_data([tensor("t", 0)], ops), gpus(2)).problem
+    assert part(problem, "window").seconds == pytest.approx(1e290)
+    assert bound(problem).seconds == pytest.approx(1e290)
+
+
 def test_a_step_of_10_to_the_290_seconds_has_its_proof() -> None:
     problem = Step.of(graph_data([], [takes(1e290, n) for n in range(4)]), gpus(2)).problem
     one = part(problem, "work")

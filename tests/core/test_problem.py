@@ -52,6 +52,25 @@ def test_an_op_that_no_device_can_run_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("what", "op_seconds", "link"),
+    [
+        ("ops", 5e299, {}),
+        ("copies", 1, {"latency_seconds": 9e299}),
+        ("copies", 1, {"bytes_per_second": 1e-300}),
+        ("launches", 1, {"dispatch_seconds": 9e299}),
+    ],
+)
+def test_a_step_whose_times_can_not_be_added_up_is_refused(what: str, op_seconds: float, link: dict[str, Any]) -> None:
+    """Two ops with a tensor between them, on two devices; each time alone is one that files may have."""
+    graph, cluster = wired([(0, 1)], 2, seconds=[{"gpu": op_seconds, "cpu": 1}] * 2), mixed_cluster()
+    dispatch = link.pop("dispatch_seconds", 0.0)
+    links = tuple(dataclasses.replace(entry, **link) for entry in cluster.links)
+    cluster = dataclasses.replace(cluster, links=links, dispatch_seconds=dispatch)
+    with pytest.raises(ProblemError, match=f"the {what} of a step could take 1e.300 s"):
+        Problem.of(graph, cluster)
+
+
 def test_a_group_whose_ops_have_no_device_in_common_is_refused() -> None:
     graph = graph_of([], [op("a", 0, devices=["gpu"]), op("b", 0, devices=["cpu"])])
     with pytest.raises(ProblemError, match=r"no device can run the group of ops\[0\] 'a'"):

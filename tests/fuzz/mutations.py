@@ -248,7 +248,7 @@ def _cell(old: Any, rng: random.Random) -> Any:
             return mutated_bytes(old, rng)
         inner = mutated_bytes(inner, rng)
         if inner.startswith(b"{"):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 inner = json_text(mutated_tree(json.loads(inner), rng)).encode("utf-8", "replace")
         return packed(inner, rng) if inflate is gzip.decompress else zlib.compress(inner)
     if isinstance(old, str) and kind < 4:

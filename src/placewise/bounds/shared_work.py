@@ -119,7 +119,10 @@ def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Pric
     rows = [kind, np.arange(num_classes)]  # sum_g work x - count T <= - count start
     values = [work[can] / scale, -counts]
     places = [columns, np.full(num_classes, len(group))]
-    limits = [*(-counts * starts / scale)]
+    with np.errstate(over="ignore"):
+        limits = [*(-counts * starts / scale)]
+    if not np.isfinite(limits).all():
+        return _equal_prices(shared)
     for c in range(num_classes):
         if binds[c]:
             inside = kind == c
@@ -134,11 +137,15 @@ def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Pric
     objective[-1] = 1.0
     found = linprog(objective, upper.tocsr(), limits, equal.tocsr(), np.ones(num_groups), method="highs")
     if found.status != 0:  # too little memory, or numbers too far apart: equal prices are valid too
-        return Prices(np.ones(len(shared.classes)), np.zeros(len(shared.classes)))
+        return _equal_prices(shared)
     dual = np.maximum(-np.asarray(found.ineqlin.marginals), 0.0)
     price_of_class, rest = dual[:num_classes], iter(dual[num_classes:].tolist())
     memory_of_class = np.array([next(rest) if bound else 0.0 for bound in binds]) * scale / top
     return Prices(price_of_class[shared.classes], memory_of_class[shared.classes])
+
+
+def _equal_prices(shared: Shared) -> Prices:
+    return Prices(np.ones(len(shared.classes)), np.zeros(len(shared.classes)))
 
 
 def best_window(weights: Floats, heads: Floats, tails: Floats, per_second: float) -> Window:

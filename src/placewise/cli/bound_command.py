@@ -93,13 +93,11 @@ def _limit(found: "Bound") -> str:
 
 def _compare_one_device(single: tuple[str, float], bound: float) -> str:
     """Returns how close the fastest single device is to the bound."""
-    from placewise.core.quantities import format_seconds
+    from placewise.core.quantities import format_percent, format_seconds
 
     name, step = single
     alone = f"{name} alone takes {format_seconds(step)}"
     if step <= bound * (1 + 1e-6):
         return f"{alone}: that is the bound, no other device can help."
-    above = 100 * (step / bound - 1)
-    return (
-        f"{alone}, {above:.1f}% above the bound: all devices together can't save more than {format_seconds(step - bound)}."
-    )
+    above = format_percent(step / bound - 1)
+    return f"{alone}, {above} above the bound: all devices together can't save more than {format_seconds(step - bound)}."

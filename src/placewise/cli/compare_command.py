@@ -20,7 +20,7 @@ from placewise.cli.shared_options import (
     positive_argument,
 )
 from placewise.core.errors import StrategyError
-from placewise.core.quantities import format_count
+from placewise.core.quantities import format_count, format_percent
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -148,7 +148,7 @@ def _print_comparison(
             row["strategy"],
             *("-" if row[f"{which}_seconds"] is None else format_seconds(row[f"{which}_seconds"]) for which in _TIMES),
             "-" if row["relative"] is None else f"{row['relative']:.2f}",
-            "-" if row["gap"] is None else f"{row['gap']:.1%}",
+            "-" if row["gap"] is None else format_percent(row["gap"]),
             row["fits"],
             f"{row['evaluations']:,}",
             f"{row['search_seconds']:.1f}",

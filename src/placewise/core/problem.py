@@ -42,6 +42,9 @@ class Problem:
             op, device = endless[0]
             place = self.cluster.device_names[device]
             raise ProblemError(f"{what}: ops[{op}] {self.graph.ops.names[op]!r} would never finish on {place!r}")
+        seconds, parts = _most_seconds(self)
+        if not seconds < MAX_NUMBER:
+            raise ProblemError(f"{what}: {parts} of a step could take {MAX_NUMBER:g} s: times are too long to add up")
         stuck = np.flatnonzero(~self.allowed.any(axis=1))
         if len(stuck):
             op = int(np.flatnonzero(self.op_groups == stuck[0])[0])
@@ -226,6 +229,19 @@ class Present(NamedTuple):
         restored = np.full(self.whole.num_groups, NOWHERE, np.int64)
         restored[self.groups] = placement
         return restored
+
+
+def _most_seconds(problem: Problem) -> tuple[float, str]:
+    """Returns seconds that no step exceeds, infinite if no float holds them, and what most of them are for, in words."""
+    graph, cluster = problem.graph, problem.cluster
+    ops = float(problem.op_seconds.max(axis=1, initial=0.0).sum())
+    num_copies = len(graph.tensors) * (cluster.num_devices - 1)
+    nbytes = float(graph.tensors.nbytes.sum(dtype=np.float64)) * (cluster.num_devices - 1)
+    slowest = float(cluster.bytes_per_second.min())
+    copies = nbytes / slowest if nbytes < slowest * MAX_NUMBER else np.inf
+    copies += num_copies * float(cluster.latency_seconds.max())
+    launches = cluster.dispatch_seconds * (problem.num_ops + 2 * num_copies)
+    return ops + copies + launches, max((ops, "the ops"), (copies, "the copies"), (launches, "the launches"))[1]
 
 
 def _merge(graph: Graph, grouping: str) -> Ints:

@@ -42,11 +42,18 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def format_percent(share: float) -> str:
+    """Returns a share as a percentage with a tenth, or with three digits if it is huge: 2.3%, 1.2e+09%."""
+    return f"{share:.1%}" if share < 1e4 else f"{100 * share:.3g}%"
+
+
 def format_percent_rounded_up(share: float) -> str:
     """Returns a share as a percentage, rounded up to a tenth: "at most 2.3%" holds. A negative share gives 0.0%."""
+    if share >= 1e4:
+        return format_percent(share * 1.005)
     return f"{max(math.ceil(share * 1000 - 1e-5), 0) / 10:.1f}%"
 
 
 def _three_digits(number: float) -> str:
-    """Returns a number with three significant digits, or with all digits before the point if there are more."""
-    return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"
+    """Returns a number with three significant digits, or with all digits before the point if there are up to nine."""
+    return f"{number:.0f}" if 999.5 <= abs(number) < 1e9 else f"{number:.3g}"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from placewise.core.errors import PlanError
+from placewise.core.errors import ExecutionError, PlanError
+from placewise.run.backends.hosts import joined_ranks
 from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
 from placewise.run.lower.rank_part import check_parts, part_of
 
@@ -71,3 +72,29 @@ def test_parts_that_wait_for_each_other_are_refused() -> None:
         check_parts({0: parts[0], 1: Instructions(whole.device_names, (there, RunOp(1, 1)))}, [0, 1])
     with pytest.raises(PlanError, match="is on a device of rank 0"):
         check_parts({0: parts[0], 1: whole}, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"RANK": "abc"}, "RANK must be a whole number, got 'abc'"),
+        ({"RANK": "0"}, "WORLD_SIZE must be a whole number, got ''"),
+        ({"RANK": "2", "MASTER_PORT": "9"}, "RANK must be below WORLD_SIZE, got 2 and 2"),
+        ({"MASTER_PORT": "65536"}, "MASTER_ADDR and MASTER_PORT are no address: '127.0.0.1', 65536"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR and MASTER_PORT are no address: '', 9"),
+        ({"MASTER_ADDR": "a..b"}, "nothing answers at a..b:9 .*; rank 0 must run there"),
+        ({}, "nothing answers at 127.0.0.1:9 .*Connection refused.*; rank 0 must run there"),
+    ],
+)
+def test_ranks_that_can_not_meet_are_one_line(
+    environment: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Torch prints a stack of C++ calls where nothing answers; rank 1 is refused before torch tries."""
+    usual = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name in usual:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (environment if line.startswith("WORLD_SIZE") else usual | environment).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ExecutionError, match=f"^can't join the other ranks: {line}$"), joined_ranks(0.2):
+        pass
+    assert capfd.readouterr().err == ""

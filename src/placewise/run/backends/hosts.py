@@ -7,6 +7,9 @@ share. So the earliest copy that is not done can always go on, and no ranks wait
 
 import itertools
 import json
+import os
+import re
+import socket
 import threading
 import time
 import weakref
@@ -28,6 +31,10 @@ from placewise.run.storage_copies import storage_bytes
 HEARTBEAT_SECONDS = 1.0
 
 MISSED_HEARTBEATS = 3  # after which a rank counts as ended or hanging
+
+RETRY_SECONDS = 0.1  # between two attempts to reach the store of the ranks
+
+MAX_PORT = 2**16 - 1
 
 REASON = "reason"  # of the first failure, in the store
 
@@ -255,6 +262,7 @@ def joined_ranks(timeout_seconds: float) -> Iterator[int]:
 
     A rank that does not answer for `timeout_seconds` ends the others.
     """
+    _check_rendezvous(timeout_seconds)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
     except (RuntimeError, ValueError) as problem:
@@ -263,6 +271,38 @@ def joined_ranks(timeout_seconds: float) -> Iterator[int]:
         yield dist.get_rank()
     finally:
         dist.destroy_process_group()
+
+
+def _check_rendezvous(timeout_seconds: float) -> None:
+    """Raises an ExecutionError unless the environment names a rank, and a store that answers.
+
+    torch.distributed also prints a stack of C++ calls when it can't reach the store.
+    """
+    given = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    numbers = {name: int(text) for name, text in given.items() if re.fullmatch("[0-9]{1,9}", text)}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if name not in numbers:
+            raise ExecutionError(f"can't join the other ranks: {name} must be a whole number, got {given[name][:40]!r}")
+    rank, size, port, host = numbers["RANK"], numbers["WORLD_SIZE"], numbers["MASTER_PORT"], given["MASTER_ADDR"]
+    if not host or port > MAX_PORT:
+        raise ExecutionError(
+            f"can't join the other ranks: MASTER_ADDR and MASTER_PORT are no address: {host[:80]!r}, {port}"
+        )
+    if not rank < size:
+        raise ExecutionError(f"can't join the other ranks: RANK must be below WORLD_SIZE, got {rank} and {size}")
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return  # this process has the store
+    until = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=timeout_seconds).close()
+            return
+        except (OSError, UnicodeError) as problem:
+            if time.monotonic() >= until:
+                raise ExecutionError(
+                    f"can't join the other ranks: nothing answers at {host[:80]}:{port} ({problem}); rank 0 must run there"
+                ) from problem
+        time.sleep(RETRY_SECONDS)
 
 
 def _describe(view: Tensor) -> list[Any]:
