@@ -35,6 +35,7 @@ LAYERS = (  # each may import itself, its neighbours in the line and all lines a
 DOORS = {  # methods of the nouns that lead a user upstairs, imported when they are called: Cluster.load, Plan.compile ...
     "core/cluster.py": ("formats", "machines"),
     "core/plan.py": ("formats", "run"),
+    "graph_capture/capture.py": ("rewrite",),
 }
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

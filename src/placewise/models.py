@@ -1,4 +1,7 @@
-"""MODEL on the command line: a zoo model with options, a graph file, package.module:function or path/to/file.py:function."""
+"""MODEL on the command line: a zoo model with options, a graph file, package.module:function or path/to/file.py:function.
+
+fused:MODEL, which --fuse stands for, is that model with chains of small ops as one op each.
+"""
 
 import importlib
 import importlib.util
@@ -7,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +25,14 @@ if TYPE_CHECKING:
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 
+FUSED = "fused:"
+
 OTHER_FILES = {"placewise-plan": "a plan", "placewise-profile": "a profile"}  # by format
 
 
 def is_zoo_model(model: str) -> bool:
     """Returns whether MODEL names a model of the zoo: loading it runs no code of the user's."""
-    return model.partition(":")[0] in zoo.MODELS
+    return model.removeprefix(FUSED).partition(":")[0] in zoo.MODELS
 
 
 def load_graph(model: str) -> Graph:
@@ -71,6 +77,8 @@ def _is_file(model: str) -> bool:
 
 
 def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
+    if model.startswith(FUSED):
+        return _fused(model, device)
     if is_zoo_model(model):
         step = zoo.build_step(model, device)
     elif function := FUNCTION.fullmatch(model):
@@ -85,6 +93,19 @@ def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
             f"model of the zoo: {did_you_mean(model.partition(':')[0], zoo.MODELS)}"
         )
     return _captured(step, model)
+
+
+def _fused(model: str, device: str) -> "CapturedStep":
+    from placewise.rewrite.rewritten_steps import FUSE, rewrite
+
+    plain = model.removeprefix(FUSED)
+    if _is_file(plain):
+        raise ModelError(f"{plain}: a file can't be fused: fuse the model when you capture it (placewise capture --fuse)")
+    found = _build(plain, device)
+    if isinstance(found, Graph):
+        raise ModelError(f"model {plain!r}: returns a graph, which can't be fused: return the step to capture")
+    fused = rewrite(found, [FUSE])
+    return replace(fused, graph=replace(fused.graph, name=model))
 
 
 def _captured(step: Any, model: str) -> "CapturedStep | Graph":

@@ -4,13 +4,13 @@ import argparse
 from typing import Any
 
 from placewise.cli.outputs import check_writable, print_json
-from placewise.cli.shared_options import MODEL_HELP, add_command
+from placewise.cli.shared_options import add_command, add_model_argument
 
 
 def add_capture(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "capture", _capture, "capture a model's training step as a graph file")
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_argument(parser)
     parser.add_argument("-o", "--output", metavar="GRAPH", required=True, help="the graph.json or graph.json.gz to write")
 
 

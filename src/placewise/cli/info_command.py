@@ -5,13 +5,13 @@ import dataclasses
 from typing import Any
 
 from placewise.cli.outputs import print_json
-from placewise.cli.shared_options import CLUSTER_HELP, MODEL_HELP, add_command, count_argument
+from placewise.cli.shared_options import CLUSTER_HELP, add_command, add_model_argument, count_argument
 
 
 def add_info(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "info", _info, "summarise a graph: ops, flops, bytes, parallelism")
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_argument(parser)
     parser.add_argument("--cluster", metavar="C", help=f"{CLUSTER_HELP}: use the times of its devices, and show them")
     parser.add_argument(
         "--kinds", type=count_argument, default=12, metavar="N", help="how many kinds of op to list (default: 12)"

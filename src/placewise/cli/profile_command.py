@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_writable, print_json, warn
 from placewise.cli.progress import Line, Shown
-from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_command, add_virtual_option
+from placewise.cli.shared_options import CLUSTER_HELP, RUN_MODEL_HELP, add_command, add_model_argument, add_virtual_option
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ SHOWN_FAILURES = 3
 def add_profile(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "profile", _profile, "measure a model's ops and the links on this machine's devices")
-    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
+    add_model_argument(parser, RUN_MODEL_HELP)
     parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}, which names the devices")
     add_virtual_option(parser)
     parser.add_argument("-o", "--output", metavar="PROFILE", required=True, help="the profile.json to write")

@@ -11,6 +11,7 @@ from placewise.cli.shared_options import (
     RUN_MODEL_HELP,
     add_cluster_option,
     add_command,
+    add_model_argument,
     add_profile_options,
     add_together_option,
     add_virtual_option,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def add_run(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "run", _run, "run a plan on this machine and compare measured with predicted times")
-    parser.add_argument("model", metavar="MODEL", help=RUN_MODEL_HELP)
+    add_model_argument(parser, RUN_MODEL_HELP)
     add_cluster_option(parser)
     parser.add_argument("--plan", metavar="PLAN", required=True, help="the plan.json to run")
     parser.add_argument("--steps", metavar="N", type=positive_argument, default=10, help="steps to measure (default: 10)")

@@ -35,6 +35,8 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     request_hardware_queues()  # before a command captures a step, which may start CUDA
     try:
         _check_not_empty(options)
+        if getattr(options, "fuse", False):
+            options.model = "fused:" + options.model.removeprefix("fused:")
         options.carry_out(options)
         return 0
     except PlacewiseError as problem:

@@ -106,9 +106,19 @@ def memory_argument(text: str) -> tuple[str, int]:
 
 def add_problem_options(parser: argparse.ArgumentParser) -> None:
     """Adds MODEL, --cluster and --memory."""
-    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
+    add_model_argument(parser)
     add_cluster_option(parser)
     add_memory_option(parser)
+
+
+def add_model_argument(parser: argparse.ArgumentParser, text: str = MODEL_HELP) -> None:
+    """Adds MODEL and --fuse."""
+    parser.add_argument("model", metavar="MODEL", help=text)
+    parser.add_argument(
+        "--fuse",
+        action="store_true",
+        help="make chains of small ops one op each, compiled to a kernel (the same as fused:MODEL)",
+    )
 
 
 def add_memory_option(parser: argparse.ArgumentParser) -> None:

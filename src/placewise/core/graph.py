@@ -109,6 +109,7 @@ class Graph:
     tensors: Tensors
     ops: Ops
     outputs: Ints  # tensors that are kept to the end of the step
+    rewrites: tuple[str, ...] = ()  # what made it of the captured graph, with versions: "fuse 1"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", frozen(self.outputs, np.int64))

@@ -14,6 +14,8 @@ from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
 from placewise.core.quantities import format_count, format_percent_rounded_up
 
+REWRITTEN = {"fuse": "fused: results differ from eager's by rounding"}  # what a rewrite means for a user
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -34,6 +36,7 @@ class Plan:
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
     history: tuple[tuple[int, float], ...] = ()  # (evaluations so far, seconds of the best step)
     predicted_seconds: float | None = None  # if step_seconds was measured: the simulated step; else None
+    rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 1"
     machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 
     def save(self, path: str | Path) -> None:
@@ -50,6 +53,7 @@ class Plan:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
         spent = "? evaluations" if self.evaluations is None else format_count(self.evaluations, "evaluation")
         lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
+        lines += [f"  {REWRITTEN.get(name.partition(' ')[0], 'rewritten')} ({name})" for name in self.rewrites]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
             lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")

@@ -240,6 +240,14 @@ class Fields:
                 raise self.wrong(f"{name}[{i}] must be a whole number from 0 to 2**63 - 1, got {describe(entry)}")
         return value
 
+    def texts(self, name: str, default: Any = ...) -> list[str]:
+        """Returns a field that is a list of strings."""
+        value = self.entries(name, default)
+        for i, entry in enumerate(value):
+            if not isinstance(entry, str):
+                raise self.wrong(f"{name}[{i}] must be text, got {describe(entry)}")
+        return value
+
     def mapping(self, name: str, default: Any = ...) -> dict[str, Any]:
         """Returns a field that is a dict."""
         value = self.get(name, default)

@@ -14,7 +14,7 @@ from placewise.formats.files import Fields, describe, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-graph", 1
 
-GRAPH_FIELDS = ("format", "version", "name", "tensors", "ops", "outputs")
+GRAPH_FIELDS = ("format", "version", "name", "tensors", "ops", "outputs", "rewrites")
 
 TENSOR_FIELDS = ("name", "nbytes", "kind", "home", "alias_of", "stands_for", "shape", "dtype")
 
@@ -42,7 +42,8 @@ def parse_graph(data: Any, source: str = "graph") -> Graph:
     tensors = _tensors(top.entries("tensors"), source)
     ops = _ops(top.entries("ops"), source)
     try:
-        return Graph(top.text("name", ""), tensors, ops, np.array(top.indices("outputs", []), np.int64))
+        outputs = np.array(top.indices("outputs", []), np.int64)
+        return Graph(top.text("name", ""), tensors, ops, outputs, tuple(top.texts("rewrites", [])))
     except GraphError as problem:
         raise GraphError(f"{source}: {problem}") from None
 
@@ -125,7 +126,8 @@ def _seconds(ops: list[Fields]) -> dict[str, Floats]:
 
 def format_graph(graph: Graph) -> str:
     """Returns the text of a graph's file, with a line for each tensor and op; optional fields are left out where empty."""
-    head = json.dumps({"format": FORMAT, "version": VERSION, "name": graph.name})[:-1]
+    rewrites = {"rewrites": graph.rewrites} if graph.rewrites else {}
+    head = json.dumps({"format": FORMAT, "version": VERSION, "name": graph.name, **rewrites})[:-1]
     tensors = ",\n  ".join(map(_ENCODER.encode, _tensor_rows(graph.tensors)))
     ops = ",\n  ".join(map(_ENCODER.encode, _op_rows(graph.ops)))
     outputs = json.dumps(graph.outputs.tolist())

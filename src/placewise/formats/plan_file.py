@@ -35,6 +35,8 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Returns what a plan's file contains."""
     fields = {"format": FORMAT, "version": VERSION, **asdict(replace(plan, machine=None))}
+    if not plan.rewrites:
+        del fields["rewrites"]
     return fields if plan.machine is None else {**fields, "machine": tomllib.loads(format_cluster(plan.machine))}
 
 
@@ -44,6 +46,8 @@ def _findings(plan: Fields) -> dict[str, Any]:
     for name in ("graph_digest", "cluster", "strategy"):
         if plan.get(name, None) is not None:
             found[name] = plan.text(name)
+    if plan.get("rewrites", None) is not None:
+        found["rewrites"] = tuple(plan.texts("rewrites"))
     for name in ("seed", "evaluations"):
         if plan.get(name, None) is not None:
             found[name] = plan.integer(name)

@@ -46,6 +46,7 @@ class CapturedStep:
     step: TrainingStep
     guard: ModelGuard
     returned: Returned
+    captured: "CapturedStep | None" = None  # of a rewritten step: the one that was recorded
 
     def __repr__(self) -> str:
         return f"CapturedStep({self.graph!r})"
@@ -69,6 +70,7 @@ def capture(
     clip_grad_value: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
     outputs: bool = False,
+    fuse: bool = False,
     name: str = "",
 ) -> CapturedStep:
     """Records a whole training step on the meta device: forward, backward and update.
@@ -78,20 +80,23 @@ def capture(
     With `autocast` = torch.bfloat16 model and loss run with the casts of `torch.autocast("cuda", torch.bfloat16)`; it may
     also be a `torch.autocast` itself, such as `torch.autocast("cpu", torch.bfloat16)`.
     Gradients are clipped by their norm or by value, and scaled by `grad_scaler`, as PyTorch's own functions do it. With
-    `outputs` the step returns what the model returned, beside the loss.
+    `outputs` the step returns what the model returned, beside the loss. With `fuse` chains of small ops become one
+    op each, which Inductor compiles to a kernel when the step is compiled: its results are eager's to rounding.
     """
     return capture_step(
         TrainingStep(
             model, loss_fn, optimizer, example_batch, micro_batches, autocast, clip_grad_norm, clip_grad_value, grad_scaler,
-            outputs,
+            outputs, fuse,
         ),
         name,
     )  # fmt: skip
 
 
-def capture_inference(model: nn.Module, example_batch: Any, *, micro_batches: int = 1, name: str = "") -> CapturedStep:
+def capture_inference(
+    model: nn.Module, example_batch: Any, *, micro_batches: int = 1, fuse: bool = False, name: str = ""
+) -> CapturedStep:
     """Records the forward pass on the meta device; if the batch is a tuple, it is the model's positional arguments."""
-    return capture_step(TrainingStep(model, None, None, example_batch, micro_batches), name)
+    return capture_step(TrainingStep(model, None, None, example_batch, micro_batches, fuse=fuse), name)
 
 
 @contextmanager
@@ -109,6 +114,15 @@ def _no_garbage_collection() -> Iterator[None]:
 @_no_garbage_collection()
 def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
     """Records a training step on the meta device; nothing is allocated or computed, and the step is not changed."""
+    captured = _record(step, name)
+    if not step.fuse:
+        return captured
+    from placewise.rewrite.rewritten_steps import FUSE, rewrite
+
+    return rewrite(captured, [FUSE])
+
+
+def _record(step: TrainingStep, name: str) -> CapturedStep:
     if step.optimizer is not None:
         refuse_hooks(step.model, step.optimizer)
     recorder = Recorder()

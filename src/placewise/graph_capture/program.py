@@ -20,6 +20,15 @@ class Slot(int):
         return f"%{int(self)}"
 
 
+def fill_slots(argument: Any, values: Any) -> Any:
+    """Returns an argument of a call with the values of its slots; tree_map would take several times as long."""
+    if type(argument) is Slot:
+        return values[argument]
+    if type(argument) in (list, tuple):
+        return type(argument)([fill_slots(entry, values) for entry in argument])
+    return argument
+
+
 class Layout(NamedTuple):
     """The sizes and strides of a tensor."""
 

@@ -41,6 +41,7 @@ class TrainingStep:
     clip_grad_value: float | None = None
     grad_scaler: torch.amp.GradScaler | None = None
     outputs: bool = False  # the step returns what the model returned, beside the loss
+    fuse: bool = False  # chains of small ops become one op each, compiled to a kernel
 
     def __post_init__(self) -> None:
         for name, kind, is_right in (

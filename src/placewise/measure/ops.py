@@ -15,10 +15,12 @@ from torch.utils._pytree import tree_map
 
 from placewise.graph_capture.meta_kernels import MetaKernels
 from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts, PassFacts
-from placewise.graph_capture.program import HERE, Call, Program, Resident, Slot
+from placewise.graph_capture.program import HERE, Call, Program, Resident, fill_slots
 from placewise.graph_capture.random_draws import without_state
 from placewise.graph_capture.whole_passes import Pass
 from placewise.rewrite.augmented_program import AloneBatchNorm
+from placewise.rewrite.piece import Piece
+from placewise.run.piece_kernels import kernel_of
 
 LOW, HIGH = 0.05, 0.95  # of random floats: they can be probabilities, and have roots and logarithms
 
@@ -71,15 +73,6 @@ def op_calls(program: Program, num_ops: int) -> list[OpCall]:
     return [found[op] for op in range(num_ops)]
 
 
-def fill_slots(argument: Any, values: list[Any]) -> Any:
-    """Returns an argument of a call with the values of its slots; tree_map would double the time of `op_calls`."""
-    if type(argument) is Slot:
-        return values[argument]
-    if type(argument) in (list, tuple):
-        return type(argument)([fill_slots(entry, values) for entry in argument])
-    return argument
-
-
 def _meta_value(resident: Resident) -> Any:
     """Returns a resident on the meta device; one that the host keeps gets a value to calculate with."""
     if resident.tensor >= 0:
@@ -96,6 +89,8 @@ def _run_on_meta(call: Call, args: Any, kwargs: dict[str, Any], kernels: MetaKer
         return 1.0  # a number that the host reads from a tensor of the step
     if isinstance(call.function, Pass):
         return call.function.on_meta(*args, **kwargs)
+    if isinstance(call.function, Piece):
+        return call.function.on_meta()
     if not isinstance(call.function, torch._ops.OpOverload) or not _has_meta(args, kwargs):
         return call.function(*args, **kwargs)  # the host's own arithmetic
     if call.function not in facts:
@@ -116,7 +111,7 @@ def _signature(call: Call, args: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _name(function: Any) -> str:
-    if isinstance(function, Pass):
+    if isinstance(function, Pass | Piece):
         return str(function)
     return str(function) if isinstance(function, torch._ops.OpOverload) else f"{operator.__name__}.{function.__name__}"
 
@@ -140,6 +135,9 @@ class RunnableOp:
     """An op with real tensors on a device: random values that it accepts, and that stay finite if it runs often."""
 
     def __init__(self, call: OpCall, device: str) -> None:
+        if isinstance(call.function, Piece):
+            self._changed = self._prepare_piece(call.function, call.args, device)
+            return
         is_pass = isinstance(call.function, Pass)
         facts = PassFacts(call.function) if is_pass else OpFacts(call.function)
         num_indexed = NUM_INDEXED[facts.name](call.args) if facts.name in NUM_INDEXED else 1
@@ -161,6 +159,14 @@ class RunnableOp:
         keys = sorted(facts.mutated, key=str)
         changed = [self._args[key] if isinstance(key, int) else self._kwargs.get(key) for key in keys]
         self._changed = [(value, value.clone()) for value in changed if isinstance(value, Tensor)]
+
+    def _prepare_piece(self, piece: Piece, given: tuple[Tensor, ...], device: str) -> list[tuple[Tensor, Tensor]]:
+        """Sets what runs a piece; returns the tensors that it changes in place, each with its first value."""
+        generator = torch.Generator(device).manual_seed(0)
+        self._args = tuple([_random_like(like, device, 1, generator) for like in given])
+        self._kwargs = {}
+        self._function = kernel_of(piece, device, torch.get_num_threads() if device == "cpu" else 0)
+        return [(self._args[number], self._args[number].clone()) for number in piece.written]
 
     @property
     def changes_inputs(self) -> bool:

@@ -1,1 +1,1 @@
-"""Graph -> Graph, with the program: optional ops that repeat, or let a tensor wait elsewhere."""
+"""Graph -> Graph, with the program: fused ops; optional ops that repeat, or let a tensor wait elsewhere."""

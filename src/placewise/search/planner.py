@@ -139,6 +139,7 @@ class Planner:
             peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
             history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
             predicted_seconds=schedule.step_seconds if is_measured else None,
+            rewrites=problem.graph.rewrites,
             machine=None if is_preset(problem.cluster) else problem.cluster,
         )
 

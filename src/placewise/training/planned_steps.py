@@ -48,6 +48,7 @@ def train_step(
     clip_grad_value: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
     outputs: bool = False,
+    fuse: bool = False,
     seconds: float = DEFAULT_SECONDS,
     seed: int = 0,
     max_plans: int = 16,
@@ -63,7 +64,17 @@ def train_step(
     `pw.capture` and `Plan.compile`.
     """
     options = TrainingStep(
-        model, loss_fn, optimizer, None, micro_batches, autocast, clip_grad_norm, clip_grad_value, grad_scaler, outputs
+        model,
+        loss_fn,
+        optimizer,
+        None,
+        micro_batches,
+        autocast,
+        clip_grad_norm,
+        clip_grad_value,
+        grad_scaler,
+        outputs,
+        fuse,
     )
     for name, value, least in (("seconds", seconds, 0), ("max_plans", max_plans, 1), ("seed", seed, 0)):
         if not isinstance(value, (int, float)) or value < least:

@@ -225,9 +225,8 @@ def _bare_calls(train_step: "TrainStep", step: "CapturedStep") -> list[tuple[Any
 def _run_once(program: "Program", values: list[Any], device: "torch.device") -> list[tuple[Any, Any, Any]]:
     from torch import Tensor
 
-    from placewise.graph_capture.program import HERE
+    from placewise.graph_capture.program import HERE, fill_slots
     from placewise.graph_capture.whole_passes import SavedPass
-    from placewise.measure.ops import fill_slots
 
     found = []
     for call in program.calls:

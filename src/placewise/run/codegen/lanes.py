@@ -18,6 +18,7 @@ from torch.autograd.graph import increment_version
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.program import Check, Slot
 from placewise.graph_capture.resolved_program import HOST_VALUE
+from placewise.rewrite.piece import Piece
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Network, Streams
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -27,6 +28,7 @@ from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.waits import Waits
+from placewise.run.piece_kernels import kernel_of
 from placewise.run.storage_copies import clone_storage, same_view
 
 HOST_LANE = -1
@@ -161,7 +163,11 @@ class LaneWriter:
         """Adds the call of an op."""
         source, call = self._source(run.device), self.resolved.op_calls[run.op]
         torch_device = torch.device(self.placed.devices[run.device].torch_device)
-        expression = source.call(call, partial(self._argument, run.op, run.device), torch_device)  # adds views first
+        runnable = call
+        if isinstance(call.function, Piece):
+            device = self.placed.devices[run.device]
+            runnable = call._replace(function=kernel_of(call.function, device.torch_device, device.threads))
+        expression = source.call(runnable, partial(self._argument, run.op, run.device), torch_device)  # adds views first
         targets = [self.view_names.target(slot, self.resolved.storages[slot], run.device) for slot in call.results]
         self._trace_start(number, run.device)
         source.assign(call, targets, expression)

@@ -13,6 +13,7 @@ from torch import Tag
 from torch._ops import OpOverload
 
 from placewise.graph_capture.resolved_program import HOST_VALUE, is_random, slots_of
+from placewise.rewrite.piece import Piece
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 from placewise.run.lower.placed_step import PlacedStep
@@ -71,6 +72,8 @@ class _Finder:
 
     def _is_recordable(self, op: int, changing: frozenset[int]) -> bool:
         call = self.resolved.op_calls[op]
+        if isinstance(call.function, Piece):
+            return op not in self.resolved.checks and changing.isdisjoint(self._read_scalars(op))
         if not isinstance(call.function, OpOverload) or is_random(call) or op in self.resolved.checks:
             return False
         if self._makes_the_host_wait(call.function, call.args):

@@ -12,6 +12,7 @@ from placewise.graph_capture.program import HERE, Call, Slot
 from placewise.graph_capture.random_draws import Draw, without_state
 from placewise.graph_capture.whole_passes import Pass
 from placewise.rewrite.augmented_program import AloneBatchNorm
+from placewise.rewrite.piece import Piece
 
 
 class Source:
@@ -96,10 +97,11 @@ class Source:
         returns = function._schema.returns if isinstance(function, OpOverload) else (None,)
         if isinstance(call.function, Draw):
             returns = (*returns, None)  # the generator's state
-        is_list = len(returns) == 1 and returns[0] is not None and "List" in str(returns[0].type)
-        if len(returns) == 1 and not is_list and not isinstance(function, Pass):
+        is_list = isinstance(function, Pass | Piece)
+        is_list = is_list or (len(returns) == 1 and returns[0] is not None and "List" in str(returns[0].type))
+        if len(returns) == 1 and not is_list:
             self.add(f"{targets[0]} = {expression}")
-        elif is_list or isinstance(function, Pass) or len(returns) == len(targets):
+        elif is_list or len(returns) == len(targets):
             self.add(f"{', '.join(targets)}, = {expression}")
         else:
             self.add(f"{', '.join(targets)}, = tensors_of({expression})")

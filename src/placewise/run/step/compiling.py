@@ -1,6 +1,6 @@
 """Compiles a plan: from a placement to a step that runs on this machine."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -20,12 +20,15 @@ from placewise.graph_capture.program import Gate
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.machines.presets import PRESETS
 from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
+from placewise.rewrite.piece import Piece
+from placewise.rewrite.rewritten_steps import rewrite
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import part_of
+from placewise.run.piece_kernels import Wanted, compile_all, print_progress
 from placewise.run.step.train_step import TrainStep
 
 
@@ -55,6 +58,7 @@ def compile_plan(
     elif cluster is None:
         cluster, source = Cluster.detect(), "plan (no cluster was given, so this machine was detected)"
     cluster = as_cluster(cluster)
+    step = _step_of(plan, step)
     if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)
@@ -62,6 +66,13 @@ def compile_plan(
     if len(cluster.host_names) > 1 and is_distributed():
         return compile_part(problem, placement, order, step)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
+
+
+def _step_of(plan: Plan, step: CapturedStep) -> CapturedStep:
+    """Returns the step that a plan is for: rewritten as its graph was, if it is not that of the given step."""
+    if plan.graph_digest in (None, digest_of_graph(step.graph)) or plan.rewrites == step.graph.rewrites:
+        return step
+    return rewrite(step, plan.rewrites)
 
 
 def compile_placement(
@@ -79,6 +90,7 @@ def compile_placement(
     problem, placement, order, step = _without_absent(problem, placement, order, step)
     instructions = lower(problem, placement, _with_gated_ops_last(order, step.program.gate))
     placed = PlacedStep(ResolvedProgram.of(step), instructions, tensor_devices(problem, placement), devices)
+    compile_all(_pieces(placed), print_progress)
     backend = _stream_backend(devices)
     if backend is None:
         return TrainStep(step, placed)
@@ -94,6 +106,14 @@ def _without_absent(
     present = problem.present(placement)
     left = replace(step, graph=present.problem.graph, program=leave_out_calls(step.program, present))
     return present.problem, placement[present.groups], None if order is None else present.reduce_order(order), left
+
+
+def _pieces(placed: PlacedStep) -> Iterator[Wanted]:
+    """Yields the pieces of a step, with the devices that they run on."""
+    for run in placed.instructions.sequence:
+        if isinstance(run, RunOp) and isinstance(piece := placed.resolved.op_calls[run.op].function, Piece):
+            device = placed.devices[run.device]
+            yield Wanted(piece, device.torch_device, device.threads)
 
 
 def is_distributed() -> bool:
@@ -124,6 +144,7 @@ def compile_part(problem: Problem, placement: Ints, order: Ints | None, step: Ca
     devices = hosts.real_devices(problem.cluster)
     part = part_of(whole, hosts.ranks, hosts.rank)
     placed = PlacedStep(ResolvedProgram.of(step), part, tensor_devices(problem, placement), devices, whole)
+    compile_all(_pieces(placed), print_progress)
     drawing = sorted(
         {hosts.ranks[run.device] for run in whole.sequence if isinstance(run, RunOp) and run.op in placed.random_ops}
     )

@@ -1,0 +1,308 @@
+"""Fused steps: run piece by piece, call after call, they give eager's bits; compiled, they give the same up to rounding."""
+
+import copy
+import json
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from compiled_steps import RandomNet, capture_with_mse, compiled, cpu_cluster, one_thread_each
+from eager_steps import Mixture, bitwise, eager_step, snapshot, token_batches
+from simulated import random_placements
+from torch import Tensor, nn
+
+import placewise as pw
+from placewise.cli import main
+from placewise.core.errors import PlanError
+from placewise.core.plan import Plan
+from placewise.core.problem import Problem
+from placewise.formats.graph_file import read_graph
+from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.measure.ops import RunnableOp, op_calls
+from placewise.rewrite.fuse import block_of
+from placewise.rewrite.piece import Piece
+from placewise.run import piece_kernels
+from placewise.run.piece_kernels import Wanted, compile_all
+from placewise.run.step.compiling import compile_placement
+
+pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
+
+
+@pytest.fixture
+def call_after_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces run their calls one after the other, and nothing is compiled."""
+
+    def not_compiled(piece: Piece, device: torch.device, threads: int) -> Any:
+        return partial(piece.run, device)
+
+    monkeypatch.setattr(piece_kernels, "_kernels", {})
+    monkeypatch.setattr(piece_kernels, "_mark", lambda wanted: None)
+    monkeypatch.setattr(piece_kernels, "FEW", 10**6)
+    monkeypatch.setattr(piece_kernels, "compile_piece", not_compiled)
+
+
+TINY_MODEL = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocab=10"
+
+
+class Block(nn.Module):
+    """A product, and a chain of small ops after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight) * 2 + x
+
+
+def step_of_block(fuse: bool = True) -> CapturedStep:
+    model = Block()
+    return pw.capture_inference(model, (torch.randn(6, 4),), fuse=fuse)
+
+
+def pieces_of(step: CapturedStep) -> list[Piece]:
+    return [call.function for call in step.program.calls if isinstance(call.function, Piece)]
+
+
+def test_a_chain_becomes_one_op() -> None:
+    """tanh(x @ w) * 2 + x: mm, then tanh, mul and add in one op, which reads mm and x and makes 6 * 4 numbers.
+
+    Each of the three tensors has 96 bytes; the two inside are no tensors of the graph. One flop for each number in mul and
+    add, six in tanh: 8 * 24.
+    """
+    graph = step_of_block().graph
+    assert graph.ops.kinds == ("aten.mm", "fused.tanh_mul_add")
+    assert graph.ops.names == ("mm", "fused_tanh_mul_add")
+    assert graph.ops.bytes_moved[1] == 3 * 96
+    assert graph.ops.flops[1] == 8 * 24
+    assert len(graph.tensors) == 4
+    assert graph.num_groups == 2
+    assert graph.rewrites == ("fuse 1",)
+
+
+def test_a_product_in_the_middle_stays_between_the_pieces() -> None:
+    """a = x + 1 is read by b = a @ a and by c = a * 2 + b: add and the rest can't be one op, mm is between them."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            a = (x + 1).tanh()
+            return a * 2 + a @ a
+
+    graph = pw.capture_inference(Model(), (torch.randn(4, 4),), fuse=True).graph
+    assert graph.ops.kinds == ("fused.add_tanh_mul", "aten.mm", "aten.add")
+
+
+@pytest.mark.parametrize(
+    ("path", "block"),
+    [("layers.3.mlp.act", "layers.3"), ("layers.3", "layers.3"), ("features.1", ""), ("norm", ""), ("a.0.b.1.c", "a.0")],
+)
+def test_a_block_is_a_numbered_module_with_modules_inside(path: str, block: str) -> None:
+    assert block_of(path, frozenset({"layers", "layers.3", "layers.3.mlp", "features", "a", "a.0", "a.0.b"})) == block
+
+
+def assert_fused_like_eager(build: Any, loss_fn: nn.Module, batches: list[Any], micro_batches: int, seed: int) -> None:
+    """Asserts that a fused step in a random placement leaves eager's bits behind."""
+    (model, optimizer), (fused_model, fused_optimizer) = build(), build()
+    fused_model.load_state_dict(copy.deepcopy(model.state_dict()))
+    step = TrainingStep(fused_model, loss_fn, fused_optimizer, batches[0], micro_batches, fuse=True)
+    captured = capture_step(step)
+    assert captured.captured is not None
+    assert len(captured.graph.ops) < len(captured.captured.graph.ops)
+    train_step = compiled(captured, seed, in_program_order=bool(seed % 2))
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        parts = eager_step(TrainingStep(model, loss_fn, optimizer, batch, micro_batches))
+        torch.manual_seed(number)
+        expected = parts[0]
+        for part in parts[1:]:
+            expected = expected + part
+        assert bitwise(train_step(batch), expected)
+        found, wanted = snapshot(fused_model, fused_optimizer), snapshot(model, optimizer)
+        assert [key for key in wanted if not bitwise(found[key], wanted[key])] == []
+    train_step.close()
+
+
+@pytest.mark.usefixtures("call_after_call")
+@pytest.mark.parametrize("seed", range(8))
+def test_random_networks_have_eagers_bits(seed: int) -> None:
+    """Writes in place, views, buffers, shared weights; with and without micro-batches, placed and ordered at random."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = RandomNet(seed, 14)
+        return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    rows = 6 * (1 + seed % 2)
+    batches = [(torch.randn(rows, 4), torch.randn(rows, 4)) for _ in range(2)]
+    assert_fused_like_eager(build, nn.MSELoss(), batches, 1 + seed % 2, seed)
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_a_model_of_everything_has_eagers_bits() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = Mixture()
+        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
+
+    assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3)
+
+
+# --- compiled ---
+
+
+class Net(nn.Module):
+    """Two equal blocks, each of them with a piece forward and one backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.blocks(x)
+        return found
+
+
+def trained_net(fuse: bool) -> tuple[nn.Module, CapturedStep]:
+    torch.manual_seed(0)
+    model = Net()
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    return model, capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batch, fuse=fuse)
+
+
+@pytest.fixture(scope="module")
+def fused_net() -> tuple[nn.Module, CapturedStep]:
+    """A fused step, and its kernels, which Inductor compiles once for the tests below."""
+    torch.set_num_threads(1)
+    model, step = trained_net(fuse=True)
+    compile_all(Wanted(piece, "cpu", 1) for piece in pieces_of(step))
+    return model, step
+
+
+def test_compiled_pieces_compute_what_their_calls_do(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    """Three steps on two devices in a random placement, and eager code: equal up to rounding."""
+    model, step = fused_net
+    assert [why for piece in pieces_of(step) if (why := piece_kernels.why_not_compiled(piece, "cpu", 1))] == []
+    eager_model, eager = trained_net(fuse=False)
+    train_step = compiled(step, seed=1)
+    for _ in range(3):
+        torch.testing.assert_close(train_step(step.step.batch), eager_step(eager.step)[0])
+    for found, wanted in zip(model.parameters(), eager_model.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+    train_step.close()
+
+
+def test_equal_pieces_are_one_kernel(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    pieces = pieces_of(fused_net[1])
+    assert len(set(pieces)) < len(pieces)
+
+
+def test_a_kernel_lets_other_threads_run(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    """Two CPU devices run at a time, because Python's lock is released: what is replaced in Inductor is still there."""
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    assert CppPythonBindingsCodeCache.call_entry_function == "kernel({}); Py_RETURN_NONE;"
+
+
+def test_a_piece_is_timed_as_any_op(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    _, step = fused_net
+    calls = op_calls(step.program, len(step.graph.ops))
+    fused = [call for call, kind in zip(calls, step.graph.ops.kinds, strict=True) if kind.startswith("fused.")]
+    assert len({call.signature for call in fused}) == len(set(pieces_of(step)))
+    torch.set_num_threads(1)
+    op = RunnableOp(fused[0], "cpu")
+    assert not op.changes_inputs
+    op.run()
+
+
+def test_a_plan_says_that_it_is_fused_and_fuses_the_captured_step(
+    fused_net: tuple[nn.Module, CapturedStep], tmp_path: Any
+) -> None:
+    _, step = fused_net
+    cluster = cpu_cluster(1)
+    plan = pw.place(step, cluster, strategy="cpu-only")
+    assert plan.rewrites == ("fuse 1",)
+    assert "fused: results differ from eager's by rounding (fuse 1)" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.rewrites == ("fuse 1",)
+    _, plain = trained_net(fuse=False)
+    problem = Problem.of(plain.graph, cluster)
+    assert len(plan.placement) != problem.num_groups
+    train_step = plan.compile(plain, cluster)
+    assert "fuse 1" in train_step.placed.resolved.graph.rewrites
+    train_step.close()
+    other = pw.place(plain, cluster, strategy="cpu-only")
+    train_step = other.compile(step, cluster)
+    assert train_step.placed.resolved.graph.rewrites == ()
+    train_step.close()
+
+
+def test_a_plan_with_another_rewrite_is_refused(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    plan = Plan(("cpu:0",), graph_digest="0" * 64, rewrites=("fuse 9",))
+    with pytest.raises(PlanError, match=r"made by 'fuse 9', which this version does not have \(it has fuse 1\)"):
+        plan.compile(fused_net[1], cpu_cluster(1))
+
+
+def test_without_a_compiler_the_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line says why; the results are eager's bits."""
+
+    def fail(piece: Piece, device: torch.device, threads: int) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(piece_kernels, "_kernels", {})
+    monkeypatch.setattr(piece_kernels, "FEW", 10**6)
+    monkeypatch.setattr(piece_kernels, "compile_piece", fail)
+    _, step = trained_net(fuse=True)
+    lines: list[str] = []
+    compile_all([Wanted(piece, "cpu", 1) for piece in pieces_of(step)], lines.append)
+    assert "can't be compiled and will run unfused, op by op: RuntimeError: No working C++ compiler found" in lines[-1]
+    _, eager = trained_net(fuse=False)
+    problem = Problem.of(step.graph, cpu_cluster(2))
+    placement = random_placements(problem, np.random.default_rng(0), 1)[0]
+    train_step = compile_placement(problem, placement, None, step, one_thread_each(cpu_cluster(2)))
+    assert bitwise(train_step(step.step.batch), eager_step(eager.step)[0])
+    train_step.close()
+
+
+# --- the command line ---
+
+
+def test_the_command_line_fuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", TINY_MODEL, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert main(["info", TINY_MODEL, "--fuse", "--json"]) == 0
+    fused = json.loads(capsys.readouterr().out)
+    assert fused["num_ops"] < plain["num_ops"]
+    assert fused["name"] == f"fused:{TINY_MODEL}"
+
+
+def test_a_file_can_not_be_fused(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "graph.json"
+    assert main(["capture", TINY_MODEL, "--fuse", "-o", str(path)]) == 0
+    assert read_graph(path).rewrites == ("fuse 1",)
+    assert main(["info", str(path), "--fuse"]) == 2
+    refused = capsys.readouterr().err
+    assert "a file can't be fused: fuse the model when you capture it (placewise capture --fuse)" in refused
+
+
+def test_softmax_and_losses_are_fused() -> None:
+    """log_softmax, the loss's lookup and their backward ops are two pieces."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.cross_entropy(x @ self.weight, torch.zeros(6, dtype=torch.long))
+
+    model = Model()
+    kinds = pw.capture(model, None, torch.optim.SGD(model.parameters()), torch.randn(6, 4), fuse=True).graph.ops.kinds
+    assert [kind for kind in kinds if kind.startswith("fused.")] == [
+        "fused.zeros_log_softmax_nll_loss_forward",
+        "fused.ones_like_nll_loss_backward_log_softmax_backward_data",
+    ]
