@@ -9,7 +9,7 @@ from simulated import random_step
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Strategy
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
@@ -48,6 +48,16 @@ def best_step(problem: Problem) -> float:
         evaluation = simulator(placements, np.array([order], np.int64).reshape(1, problem.num_ops))
         fits = evaluation.overflow_bytes == 0
         best = min(best, float(evaluation.step_seconds[fits].min(initial=np.inf)))
+    return best
+
+
+def best_choice(problem: Problem) -> float:
+    """Returns the shortest step of all choices of optional groups, with all placements that fit, in all orders."""
+    groups, best = np.flatnonzero(problem.optional), np.inf
+    for there in product([False, True], repeat=len(groups)):
+        placement = np.zeros(problem.num_groups, np.int64)
+        placement[groups[~np.array(there, np.bool_)]] = NOWHERE
+        best = min(best, best_step(problem.present(placement).problem))
     return best
 
 

@@ -14,6 +14,7 @@ from placewise.core.contracts import Evaluation, Evaluator, Proposal, Strategy
 from placewise.core.errors import StoreError
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
+from placewise.strategies.options.fitted import made_to_fit
 
 
 class JudgedBatch(NamedTuple):
@@ -118,10 +119,11 @@ def search(
     A batch that exceeds the budget of evaluations is cut, so that equal budgets are equal. The batches of a record are
     replayed first, as if the search had never stopped. Ctrl-C ends the search with what it has. `on_batch` is called after
     each batch that was not replayed. `at_once` is the number of placements that are judged and recorded together (None: the
-    whole batch), for slow evaluators.
+    whole batch), for slow evaluators. Where the graph has optional ops, a strategy's placements are made to fit.
     """
     best, spent, session = _Best(), 0, _Session(evaluator, record)
     sizes = chain(session.recorded_sizes, repeat(at_once))
+    strategy = made_to_fit(strategy, problem)
     proposals = _in_parts(strategy.search(problem, np.random.default_rng(seed)), sizes)
     evaluation: Evaluation | None = None
     status: str | None = None

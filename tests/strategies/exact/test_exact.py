@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from builders import graph_data, tensor
 from captured import captured_problem
-from exhaustive import best_step
+from exhaustive import best_choice, best_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import GROUPINGS, Step, gpus, random_step, takes
@@ -48,6 +48,24 @@ def test_it_finds_what_trying_everything_finds(
 ) -> None:
     problem = random_step(seed, num_ops, num_devices, memory, grouping)[0].problem
     best = best_step(problem)
+    outcome, notes = solve(problem)
+    if np.isinf(best):
+        assert outcome.placement is None
+        assert notes["status"] == "infeasible"
+    else:
+        assert outcome.step_seconds == pytest.approx(best, rel=1e-6)
+        assert notes["status"] == "optimal"
+        assert best * (1 - 1e-6) <= notes["bound_seconds"] <= best * (1 + 1e-9)
+        assert bound(problem, seconds=10.0).seconds <= best
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 2), st.sampled_from([10, 15, 30]), st.booleans())
+@settings(max_examples=80)
+def test_it_chooses_among_optional_ops_as_trying_everything_does(
+    seed: int, num_ops: int, num_devices: int, memory: int, hosts: bool
+) -> None:
+    problem = random_step(seed, num_ops, num_devices, memory, "colocated", options=True, hosts=hosts)[0].problem
+    best = best_choice(problem)
     outcome, notes = solve(problem)
     if np.isinf(best):
         assert outcome.placement is None

@@ -13,12 +13,13 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate, best_first, best_of
 from placewise.strategies.auto.chains import Chains
+from placewise.strategies.auto.choosing import Walks, choose
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
-from placewise.strategies.auto.starts import evolve, portfolio, proposals_of
+from placewise.strategies.auto.starts import evolve, memory_costs_time, portfolio, proposals_of
 from placewise.strategies.auto.walk import Pace
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import Choices
@@ -60,8 +61,46 @@ class Auto:
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the best start, then what the chains find after each round, without end; without ops, only the start."""
+        if problem.graph.has_options:
+            yield from self._choose(problem, rng)
+            return
         model = Simulator(problem)
+        yield from self._search_from(model, portfolio(model, rng), rng)
+
+    @property
+    def chooses_options(self) -> bool:
+        """Whether it chooses among optional ops itself."""
+        return True
+
+    def _choose(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields choices of optional ops where memory costs time; else placements as if there were none."""
+        always = problem.present(np.where(problem.optional, NOWHERE, 0))
+        model = Simulator(always.problem)
         starts = portfolio(model, rng)
+        if problem.num_ops and memory_costs_time(starts):
+            is_small = problem.num_ops <= SMALL_STEP
+            hot = max(self.hot, 1 / problem.num_ops)
+            walks = Walks(self.chains, self.effort, hot, self.cold, self.focus, is_small)
+            for found, notes in choose(problem, always, starts, walks, rng):
+                orders = np.stack([one.order for one in found])
+                yield Proposal(np.stack([one.placement for one in found]), orders, notes)
+            return
+        proposals = self._search_from(model, starts, rng)
+        try:
+            proposal = next(proposals)
+            while True:
+                placements = np.stack([always.restore_placement(row) for row in proposal.placements])
+                assert proposal.orders is not None
+                restored = np.stack([always.restore_order(order) for order in proposal.orders])
+                proposal = proposals.send((yield Proposal(placements, restored, proposal.notes)))
+        except StopIteration:
+            return
+        finally:
+            proposals.close()
+
+    def _search_from(self, model: Simulator, starts: list[Candidate], rng: np.random.Generator) -> Search:
+        """Yields the best start, then what the chains find after each round, without end."""
+        problem = model.problem
         evaluation = yield propose(starts[:1], {"stage": "start"})
         if not problem.num_ops:
             return

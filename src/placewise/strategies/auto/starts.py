@@ -29,7 +29,7 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Candidate]:
     """
     names = PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ())
     candidates = list(proposals_of(names, model, rng))
-    if _memory_costs_time(candidates):
+    if memory_costs_time(candidates):
         candidates += offloads(model)
     return best_first(candidates)
 
@@ -51,7 +51,7 @@ def proposals_of(names: Sequence[str], model: Simulator, rng: np.random.Generato
             continue
 
 
-def _memory_costs_time(candidates: list[Candidate]) -> bool:
+def memory_costs_time(candidates: list[Candidate]) -> bool:
     """Returns whether a placement that does not fit is faster than all that do."""
     fitting = [candidate.seconds for candidate in candidates if not candidate.overflow_bytes]
     return min((candidate.seconds for candidate in candidates), default=0.0) < min(fitting, default=np.inf)

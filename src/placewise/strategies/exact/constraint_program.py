@@ -1,4 +1,8 @@
-"""Placement, launch order and memory as a constraint program: all that `simulate.reference` defines, in integers."""
+"""Placement, launch order and memory as a constraint program: all that `simulate.reference` defines, in integers.
+
+A group of optional ops may be nowhere. Its ops then come last in the launch order, and take no time; who reads what they
+would have written reads, under a condition, the tensor that it stands for.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -21,6 +25,23 @@ class PossibleCopy(NamedTuple):
 
     tensor: int
     target: int
+
+
+class Read(NamedTuple):
+    """A tensor that an op reads if a literal holds, once the op runs."""
+
+    op: int
+    slot: int  # its place among the op's reads
+    tensor: int
+    when: Literal  # which optional ops are nowhere
+
+
+class Reader(NamedTuple):
+    """An op that reads a possible copy if a literal holds."""
+
+    op: int
+    slot: int
+    reads: Literal  # the op is there, and reads this tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,22 +123,65 @@ class ConstraintProgram:
         return [[float(t) for t in row] for row in self.problem.op_seconds]
 
     @cached_property
-    def needs(self) -> set[tuple[int, int]]:
-        """The pairs of ops whose second op waits for the first."""
-        writers, readers, _ = self.problem.graph.edges
-        after = self.problem.graph.ops.after
-        pairs = {*zip(writers.tolist(), readers.tolist(), strict=True)}
-        return pairs | {*zip(after.values.tolist(), after.rows.tolist(), strict=True)}
+    def reads(self) -> list[Read]:
+        """All reads: what an op asks for, and what it may read instead."""
+        graph, found = self.problem.graph, []
+        reading, read = unique_reads(graph.ops.reads)
+        for n, t in zip(reading.tolist(), read.tolist(), strict=True):
+            slot, missing = graph.ops.reads[n].tolist().index(t), list[Literal]()
+            while True:
+                maker = int(graph.producer[t])
+                runs = 1 if maker < 0 else self.runs[maker]
+                found.append(Read(n, slot, t, self.logic.all_of([*missing, runs])))
+                if maker < 0 or not graph.ops.optional[maker]:
+                    break
+                missing.append(negated(runs))
+                t = int(graph.tensors.stands_for[t])
+        return found
+
+    @cached_property
+    def reads_of(self) -> dict[int, list[Read]]:
+        """The reads of each tensor."""
+        found: dict[int, list[Read]] = defaultdict(list)
+        for read in self.reads:
+            found[read.tensor].append(read)
+        return found
+
+    @cached_property
+    def needs(self) -> list[tuple[int, int, Literal]]:
+        """The pairs of ops whose second op waits for the first if both run and a literal holds."""
+        graph = self.problem.graph
+        made = [(int(graph.producer[read.tensor]), read.op, read.when) for read in self.reads]
+        after = graph.ops.after
+        pairs = [(m, n, 1) for m, n in zip(after.values.tolist(), after.rows.tolist(), strict=True)]
+        found: dict[tuple[int, int, int], tuple[int, int, Literal]] = {}
+        for m, n, when in [*made, *pairs]:
+            if m >= 0 and m != n:
+                literal = self.logic.all_of([when, self.runs[m], self.runs[n]])
+                key = (m, n, literal if isinstance(literal, int) else 2 + literal.index)
+                found.setdefault(key, (m, n, literal))
+        return list(found.values())
 
     def forced(self) -> set[tuple[int, int]]:
-        """Returns the pairs of ops whose second op depends on the first, directly or not."""
+        """Returns the pairs of ops that always run whose second op depends on the first, directly or not."""
         before: list[set[int]] = []
+        always = [(m, n) for m, n, when in self.needs if isinstance(when, int)]
         for n in self.ops:
-            inputs = [m for m, k in sorted(self.needs) if k == n]
+            inputs = [m for m, k in sorted(set(always)) if k == n]
             before.append({*inputs, *(a for m in inputs for a in before[m])})
         return {(m, n) for n in self.ops for m in before[n]}
 
     # --- decisions ---
+
+    @cached_property
+    def is_there(self) -> list[Literal]:
+        """Whether each group is on a device; it is unless it is one of optional ops."""
+        return [self.model.new_bool_var(f"there {g}") if optional else 1 for g, optional in enumerate(self.problem.optional)]
+
+    @cached_property
+    def runs(self) -> list[Literal]:
+        """Whether each op runs."""
+        return [self.is_there[g] for g in self.group]
 
     @cached_property
     def on(self) -> list[list[Literal]]:
@@ -125,9 +189,36 @@ class ConstraintProgram:
         rows = []
         for group, allowed in enumerate(self.problem.allowed.tolist()):
             row = [self.model.new_bool_var(f"on {group} {d}") if ok else 0 for d, ok in enumerate(allowed)]
-            self.model.add_exactly_one([literal for literal in row if not isinstance(literal, int)])
+            nowhere = [] if isinstance(self.is_there[group], int) else [self.is_there[group].negated()]
+            self.model.add_exactly_one([*nowhere, *(literal for literal in row if not isinstance(literal, int))])
             rows.append(row)
         return rows
+
+    def place_of(self, tensor: int) -> list[Literal]:
+        """Returns whether a tensor comes into being on each device: with its group, or else with its first reader."""
+        graph = self.problem.graph
+        if graph.producer[tensor] >= 0 or graph.tensors.home[tensor] >= 0 or not graph.has_options:
+            return self.on[self.home[tensor]] if self.home[tensor] >= 0 else self._on_first_device
+        if tensor not in self._places:
+            found: list[list[Literal]] = [[] for _ in range(self.problem.num_devices)]
+            earlier: list[Literal] = []
+            for read in sorted(self.reads_of[tensor]):
+                reads = self.logic.all_of([read.when, self.runs[read.op]])
+                is_first = self.logic.all_of([reads, *map(negated, earlier)])
+                for d, on in enumerate(self.on[self.group[read.op]]):
+                    found[d].append(self.logic.all_of([is_first, on]))
+                earlier.append(reads)
+            found[0].append(self.logic.all_of([*map(negated, earlier)]))  # nobody reads it
+            self._places[tensor] = [self.logic.any_of(literals) for literals in found]
+        return self._places[tensor]
+
+    @cached_property
+    def _places(self) -> dict[int, list[Literal]]:
+        return {}
+
+    @cached_property
+    def _on_first_device(self) -> list[Literal]:
+        return [int(d == 0) for d in range(self.problem.num_devices)]
 
     @cached_property
     def before(self) -> dict[tuple[int, int], Literal]:
@@ -140,6 +231,11 @@ class ConstraintProgram:
             known[m, n], known[n, m] = literal, negated(literal)
             self.logic.imply([literal], self.position[m] + 1 <= self.position[n])
             self.logic.imply([negated(literal)], self.position[n] + 1 <= self.position[m])
+            for first, last in ((m, n), (n, m)):  # those that do not run come last
+                if not isinstance(self.runs[last], int):
+                    self.logic.clause([negated(self.runs[first]), self.runs[last], known[first, last]])
+        for m, n, when in self.needs:
+            self.logic.clause([negated(when), known[m, n]])
         return known
 
     @cached_property
@@ -174,8 +270,8 @@ class ConstraintProgram:
         """Ops of one device run one at a time in launch order, after the ops that they need."""
         for n in self.ops:
             self.model.add(self.end[n] <= self.last)
-        for m, n in sorted(self.needs):
-            self.model.add(self.start[n] >= self.end[m])
+        for m, n, when in self.needs:
+            self.logic.imply([when], self.start[n] >= self.end[m])
         for m, n in combinations(self.ops, 2):
             for together in self.both_on(self.group[m], self.group[n]):
                 if together is not None:
@@ -205,16 +301,22 @@ class ConstraintProgram:
     # --- copies ---
 
     @cached_property
-    def copies(self) -> dict[PossibleCopy, list[int]]:
+    def copies(self) -> dict[PossibleCopy, list[Reader]]:
         """All possible copies, with the ops that would read them: those in other groups than the tensor."""
-        readers: dict[PossibleCopy, list[int]] = defaultdict(list)
-        reading, read = unique_reads(self.problem.graph.ops.reads)
-        for n, t in zip(reading.tolist(), read.tolist(), strict=True):
-            if self.group[n] != self.home[t]:
+        readers: dict[PossibleCopy, list[Reader]] = defaultdict(list)
+        for n, slot, t, when in self.reads:
+            if self.group[n] != self.home[t] or self._is_homeless(t):
                 for d in range(self.problem.num_devices):
                     if self.problem.allowed[self.group[n], d]:
-                        readers[PossibleCopy(t, d)].append(n)
+                        readers[PossibleCopy(t, d)].append(
+                            Reader(n, slot, self.logic.all_of([self.on[self.group[n]][d], when]))
+                        )
         return dict(readers)
+
+    def _is_homeless(self, tensor: int) -> bool:
+        """Returns whether it is decided by the choice of optional ops with which group a tensor is."""
+        graph = self.problem.graph
+        return bool(graph.has_options and graph.producer[tensor] < 0 and graph.tensors.home[tensor] < 0)
 
     @cached_property
     def is_made(self) -> dict[PossibleCopy, Literal]:
@@ -222,8 +324,8 @@ class ConstraintProgram:
         made = {}
         for copy, readers in self.copies.items():
             literal = self.model.new_bool_var(f"copy {copy.tensor} {copy.target}")
-            home = self.on[self.home[copy.tensor]][copy.target]
-            there = [self.on[g][copy.target] for g in sorted({self.group[n] for n in readers})]  # none is a constant
+            home = self.place_of(copy.tensor)[copy.target]
+            there = [reader.reads for reader in readers]  # none is a constant
             for reader in there:
                 self.logic.clause([negated(reader), home, literal])
             self.logic.clause([literal.negated(), negated(home)])
@@ -234,21 +336,19 @@ class ConstraintProgram:
     @cached_property
     def launch_key(self) -> dict[PossibleCopy, Any]:
         """A key that sorts copies by launch: by their first reader on the device, then in the order of its reads."""
-        reads = self.problem.graph.ops.reads.lists()
-        width = 1 + max((len(row) for row in reads), default=0)
+        width = 1 + max((len(row) for row in self.problem.graph.ops.reads.lists()), default=0)
         keys = {}
         for copy, readers in self.copies.items():
             key = self.model.new_int_var(0, width * (self.problem.num_ops + 1), f"asked {copy.tensor} {copy.target}")
             times = []
-            for n in readers:
-                here = self.on[self.group[n]][copy.target]
-                own = width * self.position[n] + reads[n].index(copy.tensor)
+            for n, slot, here in readers:
+                own = width * self.position[n] + slot
                 self.model.add(key <= own).only_enforce_if(here)
                 is_first = self.model.new_bool_var(f"first {n} {copy.tensor} {copy.target}")
                 self.model.add(key == own).only_enforce_if(is_first)
                 self.model.add_implication(is_first, here)
                 times.append(is_first)
-                self.first[n, copy] = is_first
+                self.first.setdefault((n, copy), []).append(is_first)
             self.model.add(sum(times) == 1).only_enforce_if(self.is_made[copy])
             for is_first in times:
                 self.model.add_implication(is_first, self.is_made[copy])
@@ -256,8 +356,8 @@ class ConstraintProgram:
         return keys
 
     @cached_property
-    def first(self) -> dict[tuple[int, PossibleCopy], Literal]:
-        """Whether a copy is launched for an op, its first reader; `launch_key` fills this in."""
+    def first(self) -> dict[tuple[int, PossibleCopy], list[Literal]]:
+        """Whether a copy is launched for an op, its first reader, by a read; `launch_key` fills this in."""
         return {}
 
     @cached_property
@@ -289,14 +389,14 @@ class ConstraintProgram:
             self.launch_key[copy]
             if (maker := int(producer[copy.tensor])) >= 0:
                 self.model.add(start >= self.end[maker]).only_enforce_if(made)
-            for a, at_home in enumerate(self.on[self.home[copy.tensor]]):
+            for a, at_home in enumerate(self.place_of(copy.tensor)):
                 if a == copy.target or isinstance(at_home, int):
                     continue
                 units = self._units(float(seconds[a, copy.target]))
                 for channel in self._channels(a, copy.target):
                     by_channel[channel].append((copy, [made, at_home], units))
-                for n in readers:
-                    self.logic.imply([made, at_home, self.on[self.group[n]][copy.target]], self.start[n] >= start + units)
+                for reader in readers:
+                    self.logic.imply([made, at_home, reader.reads], self.start[reader.op] >= start + units)
         for channel in sorted(by_channel):
             for (one, ones, one_units), (other, others, other_units) in combinations(by_channel[channel], 2):
                 if one != other:
@@ -313,8 +413,8 @@ class ConstraintProgram:
         of = [
             {
                 channel
-                for source in np.flatnonzero(allowed[self.home[copy.tensor]]).tolist()
-                if source != copy.target
+                for source in range(self.problem.num_devices)
+                if source != copy.target and (self._is_homeless(copy.tensor) or allowed[self.home[copy.tensor], source])
                 for channel in self._channels(source, copy.target)
             }
             for copy in (a, b)
@@ -337,7 +437,7 @@ class ConstraintProgram:
         for n in self.ops:
             copies = [self.is_launched_by(copy, n) for copy in self.copies]
             count = 1 + self.position[n] + sum(copies)
-            self._add_launch(self.start[n], count, dispatch, [])
+            self._add_launch(self.start[n], count, dispatch, [self.runs[n]])
         for copy in self.copies:
             others = [b for b in self.copies if b != copy]
             earlier = [self.logic.all_of([self.is_made[b], self.earlier[b, copy]]) for b in others]
@@ -353,7 +453,7 @@ class ConstraintProgram:
             moves = {
                 copy: self.is_made[copy] if copy.target in own
                 else self.logic.all_of(
-                    [self.is_made[copy], self.logic.any_of([self.on[self.home[copy.tensor]][d] for d in own])]
+                    [self.is_made[copy], self.logic.any_of([self.place_of(copy.tensor)[d] for d in own])]
                 )
                 for copy in self.copies
             }  # fmt: skip
@@ -368,16 +468,13 @@ class ConstraintProgram:
                 self._add_launch(self.copy_start[copy], 1 + sum(earlier) + sum(ops), dispatch, [moves[copy]])
 
     def _add_launch(self, start: Any, count: Any, dispatch: float, when: list[Literal]) -> None:
-        self.model.add(start >= self._units(dispatch) * count).only_enforce_if(when)
+        self.logic.imply(when, start >= self._units(dispatch) * count)
 
     def _has_reader_by(self, copy: PossibleCopy, n: int) -> Literal:
         """Returns whether a reader of a copy is launched before an op or is this op."""
         key = (copy, n)
         if key not in self._reader_by:
-            parts = [
-                self.logic.all_of([self.on[self.group[r]][copy.target], 1 if r == n else self.before[r, n]])
-                for r in self.copies[copy]
-            ]
+            parts = [self.logic.all_of([r.reads, 1 if r.op == n else self.before[r.op, n]]) for r in self.copies[copy]]
             self._reader_by[key] = self.logic.any_of(parts)
         return self._reader_by[key]
 
@@ -425,8 +522,8 @@ class ConstraintProgram:
         graph = self.problem.graph
         rows = []
         for t in np.flatnonzero((graph.producer < 0) & (graph.tensors.alias_of < 0)).tolist():
-            size, group = int(graph.tensors.nbytes[t]), self.home[t]
-            rows.append((size, self.on[group][device] if group >= 0 else int(device == 0)))
+            size = int(graph.tensors.nbytes[t])
+            rows.append((size, self.place_of(t)[device]))
         return rows
 
     def _storages(self) -> list[int]:
@@ -439,7 +536,7 @@ class ConstraintProgram:
         """Returns whether a storage is in use at each op's launch: it is made by then, and used then or later, or kept."""
         graph = self.problem.graph
         maker = int(graph.producer[root])
-        kept = int((graph.storage[graph.outputs] == root).any())
+        kept = self._is_kept(root)
         known, literals = self._uses(root), []
         for n in self.ops:
             made = 1 if maker == n else self.before[maker, n]
@@ -447,25 +544,43 @@ class ConstraintProgram:
             literals.append(self.logic.all_of([made, self.logic.any_of([kept, *uses])]))
         return literals
 
+    def _is_kept(self, root: int) -> Literal:
+        """Returns whether a storage is kept to the end: an output, or what stands in for one, is in it."""
+        graph, parts = self.problem.graph, list[Literal]()
+        for t in graph.outputs.tolist():
+            missing: list[Literal] = []
+            while True:
+                maker = int(graph.producer[t])
+                runs = 1 if maker < 0 else self.runs[maker]
+                if graph.storage[t] == root:
+                    parts.append(self.logic.all_of([*missing, runs]))
+                if maker < 0 or not graph.ops.optional[maker]:
+                    break
+                missing.append(negated(runs))
+                t = int(graph.tensors.stands_for[t])
+        return self.logic.any_of(parts)
+
     def _uses(self, root: int) -> list[tuple[int, Literal]]:
         """Returns the ops that may use a storage, and whether they do: a write, a read on its device, or a copy's launch."""
         graph = self.problem.graph
         uses: list[tuple[int, Literal]] = []
         for t in np.flatnonzero(graph.storage == root).tolist():
             if graph.producer[t] >= 0:
-                uses.append((int(graph.producer[t]), 1))
+                uses.append((int(graph.producer[t]), self.runs[int(graph.producer[t])]))
             copies = [copy for copy in self.copies if copy.tensor == t]
-            for k in sorted(set(graph.readers[t].tolist())):
+            for k, _, _, when in self.reads_of[t]:
                 pairs = [pair for pair in self.both_on(self.group[k], self.home[t]) if pair is not None]
-                uses += [(k, self.logic.all_of(pair)) for pair in pairs]
-                uses += [(k, self.first[k, copy]) for copy in copies if (k, copy) in self.first]
+                uses += [(k, self.logic.all_of([*pair, when])) for pair in pairs]
+            for copy in copies:
+                uses += [
+                    (k, literal) for (k, other), literals in self.first.items() if other == copy for literal in literals
+                ]
         return uses
 
     def _is_copy_alive(self, copy: PossibleCopy, n: int) -> Literal:
         """Returns whether a copy is in use at an op's launch: it has a reader by then, and a reader then or later."""
         readers = self.copies[copy]
-        here = {r: self.on[self.group[r]][copy.target] for r in readers}
-        later = self.logic.any_of([self.logic.all_of([here[r], 1 if r == n else self.before[n, r]]) for r in readers])
+        later = self.logic.any_of([self.logic.all_of([r.reads, 1 if r.op == n else self.before[n, r.op]]) for r in readers])
         return self.logic.all_of([self.is_launched_by(copy, n), later])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from placewise.bounds.best_bound import bound
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.simulate.longest_step import longest_step_seconds
 from placewise.strategies.exact.constraint_program import ConstraintProgram, import_solver
 from placewise.strategies.hyper_parameters import check_fields
@@ -19,7 +19,7 @@ ROUNDING = 1e-6  # relative error from rounding times down to the solver's units
 
 @dataclass(frozen=True)
 class Exact:
-    """Solves placement and order together as a constraint program (CP-SAT), within an `effort`.
+    """Solves placement, order and the choice of optional ops together as a constraint program (CP-SAT), within an `effort`.
 
     It begins with everything on one device; for a step with more than `max_ops` ops it proposes nothing else. Its notes have
     the best bound so far, and a status: begun, too large, unknown, feasible, infeasible (nothing fits) or optimal.
@@ -33,13 +33,19 @@ class Exact:
         check_fields(self, "max_ops", lambda v: v >= 0, "must be at least 0")
         check_fields(self, "effort first_effort", lambda v: v > 0, "must be above 0")
 
+    @property
+    def chooses_options(self) -> bool:
+        """Whether it chooses among optional ops itself."""
+        return True
+
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the placements on one device, then better ones; at last the best one again, with its status."""
         import_solver()
         best = _Best(problem, bound(problem).seconds)
         is_large = problem.num_ops > self.max_ops
         notes = best.notes("too large" if is_large else "begun")
-        best.take(Proposal(singles := single_placements(problem)), (yield Proposal(singles, notes=notes)))
+        singles = _plain_placements(problem)
+        best.take(Proposal(singles), (yield Proposal(singles, notes=notes)))
         if is_large:
             return
         if best.is_proved:
@@ -95,9 +101,14 @@ class _Best:
 
     def again(self, status: str) -> Proposal:
         """Returns the best again, or everything on the first device if nothing fits."""
-        placement = single_placements(self.problem)[0] if self.placement is None else self.placement
+        placement = _plain_placements(self.problem)[0] if self.placement is None else self.placement
         orders = None if self.placement is None or self.order is None else self.order[None]
         return Proposal(placement[None], orders, self.notes(status))
+
+
+def _plain_placements(problem: Problem) -> Ints:
+    """Returns the placements with everything on one device, and no optional ops: [count, groups]."""
+    return np.where(problem.optional, NOWHERE, single_placements(problem))
 
 
 class Answer(NamedTuple):
@@ -132,6 +143,7 @@ def solve(program: ConstraintProgram, effort: float, seed: int, hint: tuple[Ints
     if word not in ("optimal", "feasible"):
         return Answer(word, bound, None, None)
     rows = [[0 if isinstance(literal, int) else solver.value(literal) for literal in row] for row in program.on]
-    placement = np.array(rows, np.int64).reshape(program.problem.num_groups, -1).argmax(axis=1)
+    chosen = np.array(rows, np.int64).reshape(program.problem.num_groups, -1)
+    placement = np.where(chosen.any(axis=1), chosen.argmax(axis=1), NOWHERE)
     order = np.argsort([solver.value(place) for place in program.position], kind="stable")
     return Answer(word, bound, placement, order.astype(np.int64))

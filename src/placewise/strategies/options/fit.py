@@ -1,0 +1,89 @@
+"""A placement made to fit: optional ops are chosen by seconds for each byte that they save where memory is too small."""
+
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from placewise.core.arrays import Ints
+from placewise.strategies.options.changes import Changes, find_changes
+from placewise.strategies.options.choice_walk import ChoiceModel, Result
+
+LEAST = 1e-7  # share of the step that every change costs at least, so that of free ones the largest is made first
+TOLERANCE = 1.3  # how much more than the next best known change one may cost when its turn comes
+EFFORT = 200_000_000  # ops that are simulated to make one placement fit
+
+
+class Chosen(NamedTuple):
+    """A placement with its choice of optional ops, in an order of all ops."""
+
+    placement: Ints  # [groups]
+    order: Ints  # [ops]
+    result: Result
+
+    @property
+    def key(self) -> tuple[int, float]:
+        """What is minimised: first the overflow, then the time."""
+        return self.result.overflow_bytes, self.result.seconds
+
+
+def fit(model: ChoiceModel, placement: Ints, order: Ints, changes: Changes | None = None, effort: int = EFFORT) -> Chosen:
+    """Returns a placement with optional ops so that it fits, or overflows less; ties go to the change found first.
+
+    Greedy: of all changes, the one with the least seconds for each byte by which launches exceed the memory. A change is
+    judged again, with those made before it, when its turn comes. `effort` is the number of ops that are simulated at most.
+    """
+    placement = placement.copy()
+    changes = find_changes(model.problem, placement) if changes is None else changes
+    result = model.judge(placement, order)
+    passes = max(effort // max(model.problem.num_ops, 1), 100)
+    made: list[int] = []
+    helped = True
+    while result.area > 0 and helped and passes > 0:
+        which = np.arange(len(changes.ends) - 1) if made else np.flatnonzero(changes.are_simple)
+        heap = _rank(model, placement, order, changes, result, which)
+        passes -= len(which)
+        heapify(heap)
+        helped = False
+        while heap and result.area > 0 and passes > 0:
+            _, change = heappop(heap)
+            again = _rank(model, placement, order, changes, result, np.array([change]))
+            passes -= 1
+            if not again:
+                continue
+            if heap and again[0][0] > heap[0][0] * TOLERANCE:
+                heappush(heap, again[0])
+                continue
+            part = slice(changes.ends[change], changes.ends[change + 1])
+            placement[changes.groups[part]] = changes.targets[part]
+            result, helped = model.judge(placement, order), True
+            made.append(change)
+    return _without_needless(model, Chosen(placement, order, result), changes, made)
+
+
+def _rank(
+    model: ChoiceModel, placement: Ints, order: Ints, changes: Changes, result: Result, which: Ints
+) -> list[tuple[float, int]]:
+    """Returns the changes that help, with their seconds for each byte."""
+    seconds, areas = model.judge_changes(placement, order, changes, which)
+    saved = result.area - areas
+    cost = np.maximum(seconds - result.seconds, 0.0) + LEAST * result.seconds
+    helps = np.flatnonzero(saved > 0)
+    return list(zip((cost[helps] / saved[helps]).tolist(), which[helps].tolist(), strict=True))
+
+
+def _without_needless(model: ChoiceModel, chosen: Chosen, changes: Changes, made: list[int]) -> Chosen:
+    """Returns the choice without optional ops that are not needed: without them it overflows no more and is no slower."""
+    placement, result = chosen.placement, chosen.result
+    for change in made:
+        part = slice(changes.ends[change], changes.ends[change + 1])
+        for entries in [range(part.start, part.stop), *([entry] for entry in range(part.start, part.stop))]:
+            groups, origins = changes.groups[list(entries)], changes.origins[list(entries)]
+            if (placement[groups] == origins).all():
+                continue
+            without = placement.copy()
+            without[groups] = origins
+            found = model.judge(without, chosen.order)
+            if found.overflow_bytes <= result.overflow_bytes and found.seconds <= result.seconds:
+                placement, result = without, found
+    return Chosen(placement, chosen.order, result)
