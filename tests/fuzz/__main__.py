@@ -39,6 +39,7 @@ def main() -> int:
         return _only(seed, options.only)
     minutes = options.minutes if options.minutes is not None or options.mutations is not None else 1.0
     say(f"seed {seed}")
+    _in_a_child(seed, 0, 0, float("inf"))
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
     number, found, counts, codes = options.first, 0, Counter[str](), Counter[str]()
     while time.monotonic() < until and (options.mutations is None or number < options.first + options.mutations):
@@ -70,7 +71,7 @@ def main() -> int:
 
 
 def _in_a_child(seed: int, first: int, count: int, until: float) -> tuple[list[str], int]:
-    """Returns the lines that a child prints for some mutations, and its exit status."""
+    """Returns the lines that a child prints for some mutations, and its exit status; without any it only warms up."""
     folder = tempfile.mkdtemp(prefix="placewise-fuzz-")
     reader, writer = os.pipe()
     child = os.fork()
@@ -78,6 +79,8 @@ def _in_a_child(seed: int, first: int, count: int, until: float) -> tuple[list[s
         os.close(reader)
         with open(writer, "w", buffering=1) as report:
             fuzzer = Fuzzer(Path(folder), seed)
+            if not count:
+                fuzzer.warm_up()
             for number in range(first, first + count):
                 if time.monotonic() >= until:
                     break
@@ -106,7 +109,9 @@ def _line(finding: Finding, seed: int) -> str:
 
 def _only(seed: int, number: int) -> int:
     folder = Path(tempfile.mkdtemp(prefix="placewise-fuzz-"))
-    findings = Fuzzer(folder, seed).run(number)
+    fuzzer = Fuzzer(folder, seed)
+    fuzzer.warm_up()
+    findings = fuzzer.run(number)
     for finding in findings:
         say(_line(finding, seed))
     say(f"mutation {number} of seed {seed}: {len(findings)} findings; its files are in {folder}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from fuzz.targets import TARGETS, Command, Target, write_good_files
+from fuzz.targets import STRATEGIES, TARGETS, TINY, Command, Target, write_good_files
 from placewise.cli import main
 
 MOST_SECONDS = 5.0  # of the processor
@@ -75,6 +75,12 @@ class Fuzzer:
         self._restore()
         ran = _run(target.commands(random.Random(number)), None)
         return ran.code, ran.failure or ran.error
+
+    def warm_up(self) -> None:
+        """Compiles all kernels, so that no mutation is the first to need one: that takes up to 12 s in a new tree."""
+        for strategy in STRATEGIES:
+            self._restore()
+            _run(["place", "graph.json", *TINY, "--strategy", strategy, "--budget", "1"], None)
 
     def _restore(self) -> None:
         for entry in self.folder.iterdir():

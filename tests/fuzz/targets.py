@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from builders import profile_of_two_slices, tiny_data
+from builders import op, profile_of_two_slices, tensor, tiny_data
 from captured import GOLDEN
 from command_line import TINY_CLUSTER_TOML, TINY_PLAN
 from formats.test_importers import SMALL_PROFILE, small_partitioning
@@ -39,6 +39,32 @@ from placewise.search.store import RunFile
 
 TINY = ("--cluster", "cluster.toml")
 
+HOSTS_TOML = """
+name = "hosts"
+dispatch_seconds = 1e-6
+[[devices]]
+name = "gpu:0"
+kind = "gpu"
+host = "a"
+memory = "1MiB"
+flops = {float32 = 1e12, bfloat16 = 2e12}
+bytes_per_second = 1e11
+[[devices]]
+name = "gpu:1"
+kind = "gpu"
+host = "b"
+memory = "1MiB"
+flops = 1e12
+bytes_per_second = 1e11
+[[links]]
+from = "gpu:0"
+to = "gpu:1"
+both = true
+latency_seconds = 0.001
+bytes_per_second = 1e6
+channel = ["a card", "b card"]
+"""
+
 STRATEGIES = (
     "random", "hill-climb", "annealing", "genetic", "heft", "cpop", "critical-path", "m-topo", "m-etf", "pipeline",
     "balanced", "expert", "towers", "gpu-only", "cpu-only", "round-robin", "post", "metis", "scotch",
@@ -62,12 +88,25 @@ class Target:
 # --- good files ---
 
 
+def optional_data() -> dict[str, Any]:
+    """Returns the tiny graph with relu once more for the backward pass; the second one, group 3, may be nowhere."""
+    data = tiny_data()
+    data["tensors"].append(tensor("h again", 2000, stands_for=2))
+    again = op("relu again", 3, [0], [6], kind="aten.relu", seconds={"gpu": 0.001}, optional=True)
+    data["ops"].insert(2, again | {"compute": "bfloat16"})
+    data["ops"][3] |= {"reads": [3, 6]}
+    return data
+
+
 def write_good_files(folder: Path) -> None:
     """Writes a good file of each kind into the current folder."""
     (folder / "graph.json").write_text(json.dumps(tiny_data()))
     (folder / "graph.json.gz").write_bytes(gzip.compress(json.dumps(tiny_data()).encode(), 1, mtime=0))
     (folder / "captured.json").write_bytes(gzip.decompress((GOLDEN / "captured.json.gz").read_bytes()))
     (folder / "cluster.toml").write_text(TINY_CLUSTER_TOML)
+    (folder / "optional.json").write_text(json.dumps(optional_data()))
+    (folder / "hosts.toml").write_text(HOSTS_TOML)
+    (folder / "nowhere.json").write_text(json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None]}))
     plan = {**TINY_PLAN, "order": [0, 1, 2, 3], "strategy": "random", "seed": 0, "history": [[1, 0.5], [2, 0.25]]}
     (folder / "plan.json").write_text(json.dumps({**plan, "peak_bytes": {"gpu:0": 9}, "parameters": {"batch": 4}}))
     (folder / "profile.json").write_text(format_profile(profile_of_two_slices()))
@@ -146,7 +185,10 @@ def _on(graph: str, cluster: str, plan: str, rng: random.Random) -> Command:
     if kind == 2:
         return ["bound", *with_cluster, *rng.choice(([], ["--check"], ["--json"]))]
     if kind < 5:
-        return ["simulate", *with_cluster, "--plan", plan, "--trace", "out.json"]
+        more = rng.choice(
+            (["--trace", "out.json"], ["--disturb", "10%"], ["--memory", "gpu:0=9KiB"], ["--order", "program"])
+        )
+        return ["simulate", *with_cluster, "--plan", plan, *more]
     if kind == 5:
         return ["compare", *with_cluster, "--strategies", "random,heft", "--budget", "3", "--seeds", "1"]
     grouping = [
@@ -171,6 +213,13 @@ def _plan(rng: random.Random) -> Command:
             ["place", "graph.json", *TINY, "--budget", "3", "--strategy", "post", "--set", "start=plan.json"],
         )
     )
+
+
+def _nowhere(rng: random.Random) -> Command:
+    on = ["optional.json", "--cluster", "hosts.toml"]
+    more = rng.choice((["--trace", "out.json"], ["--disturb", "20%"], ["--json"]))
+    page = ["report", "nowhere.json", "--graph", *on, "-o", "page.html"]
+    return rng.choice((["simulate", *on, "--plan", "nowhere.json", *more], page))
 
 
 def _runs(rng: random.Random) -> Command:
@@ -260,6 +309,9 @@ TARGETS = (
     Target("captured.json", _json, partial(_on, "captured.json", "2xK80", "captured.json.plan"), 2),
     Target("graph.json.gz", _packed_json, partial(_on, "graph.json.gz", "cluster.toml", "plan.json"), 2),
     Target("cluster.toml", _toml, partial(_on, "graph.json", "cluster.toml", "plan.json"), 5),
+    Target("optional.json", _json, partial(_on, "optional.json", "hosts.toml", "nowhere.json"), 4),
+    Target("hosts.toml", _toml, partial(_on, "optional.json", "hosts.toml", "nowhere.json"), 4),
+    Target("nowhere.json", _json, _nowhere, 2),
     Target("plan.json", _json, _plan, 3),
     Target("profile.json", _json, _profile, 2),
     Target("trace.json", _json, _trace, 2),

@@ -148,14 +148,44 @@ def test_one_device_needs_no_search() -> None:
     train_step.close()
 
 
-@pytest.mark.parametrize(("name", "value"), [("seconds", -1), ("max_plans", 0), ("seconds", "10")])
-def test_wrong_settings_are_refused(name: str, value: Any) -> None:
-    model = Words()
-    with pytest.raises(InputError, match=f"{name} must be a number of at least"):
-        steps_for(model, adam(model), [], **{name: value})
-
-
 def test_a_machine_that_nobody_knows_is_refused() -> None:
     model = Words()
     with pytest.raises(pw.ClusterError, match="is neither a file nor a preset"):
         steps_for(model, adam(model), [], cluster="nowhere")
+
+
+def test_a_second_call_meanwhile_is_refused() -> None:
+    """Steps of two shapes would change the same parameters at once; a plan's line is reported while a step is under way."""
+    refused = []
+
+    def report(line: str) -> None:
+        with pytest.raises(ExecutionError, match="already running") as caught:
+            steps(batch_of(2, 3))
+        refused.append(str(caught.value))
+
+    model = Words()
+    steps = pw.train_step(
+        model, nn.functional.cross_entropy, adam(model), cluster=cpu_cluster(2), seconds=0, report=report
+    )  # fmt: skip
+    steps(batch_of(6, 4))
+    assert len(refused) == len(steps.plans) == 1
+    steps.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [
+        ({"seconds": -1}, "seconds must be a number of at least 0, got -1"),
+        ({"seconds": "10"}, "seconds must be a number of at least 0, got '10'"),
+        ({"max_plans": 0}, "max_plans must be a whole number of at least 1, got 0"),
+        ({"seed": 1.5}, "seed must be a whole number of at least 0, got 1.5"),
+        ({"max_plans": float("inf")}, "max_plans must be a whole number of at least 1, got inf"),
+        ({"max_plans": True}, "max_plans must be a whole number of at least 1, got True"),
+        ({"seconds": float("nan")}, "seconds must be a number of at least 0, got nan"),
+        ({"seconds": float("inf")}, "seconds must be a number of at least 0, got inf"),
+    ],
+)
+def test_wrong_settings_are_refused(option: dict[str, Any], rule: str) -> None:
+    model = Words()
+    with pytest.raises(InputError, match=rule):
+        steps_for(model, adam(model), [], **option)

@@ -22,6 +22,7 @@ from placewise.graph_capture.training_step import TrainingStep
 from placewise.run.step.batches import describe_batch, signature_of
 from placewise.run.step.compiling import compile_plan
 from placewise.run.step.train_step import TrainStep
+from placewise.run.step.turn import Turn
 from placewise.search.budget import DEFAULT_SECONDS, Budget
 from placewise.search.planner import Planner, continue_from
 from placewise.search.request import Request
@@ -76,9 +77,12 @@ def train_step(
         outputs,
         fuse,
     )
-    for name, value, least in (("seconds", seconds, 0), ("max_plans", max_plans, 1), ("seed", seed, 0)):
-        if not isinstance(value, (int, float)) or value < least:
-            raise InputError(f"{name} must be a number of at least {least}, got {value!r}")
+    for name, value, least, types in (
+        ("seconds", seconds, 0, (int, float)), ("max_plans", max_plans, 1, (int,)), ("seed", seed, 0, (int,)),
+    ):  # fmt: skip
+        if not isinstance(value, types) or isinstance(value, bool) or not least <= value < float("inf"):
+            number = "a number" if float in types else "a whole number"
+            raise InputError(f"{name} must be {number} of at least {least}, got {value!r}")
     machine = Cluster.detect() if cluster == HERE else as_cluster(cluster)
     compiling = {"virtual": virtual, "cuda_graphs": cuda_graphs}
     return PlannedSteps(options, machine, seconds, seed, max_plans, compiling, report or _print_to_stderr)
@@ -99,6 +103,7 @@ class PlannedSteps:
         self._steps: dict[Hashable, list[TrainStep]] = {}  # by the shape of the batch; several if the batch decides
         self._plans: dict[Hashable, tuple[CapturedStep, Plan]] = {}
         self._grad_norm: Tensor | None = None
+        self._turn = Turn()  # steps of two shapes would change the same parameters
 
     def __repr__(self) -> str:
         model = type(self._options.model).__name__
@@ -143,7 +148,10 @@ class PlannedSteps:
         self._steps.clear()
 
     def _run(self, options: TrainingStep, batch: Any, kind: str = "") -> tuple[TrainStep, Any]:
-        """Runs the step that was captured for batches like this one, or captures one."""
+        """Runs the step that was captured for batches like this one, or captures one; refuses a second thread meanwhile."""
+        return self._turn.run(lambda: self._run_alone(options, batch, kind))
+
+    def _run_alone(self, options: TrainingStep, batch: Any, kind: str) -> tuple[TrainStep, Any]:
         key = (kind, signature_of(batch))
         known = self._steps.setdefault(key, [])
         for step in list(known):
