@@ -156,7 +156,7 @@ def test_a_machine_that_nobody_knows_is_refused() -> None:
 
 def test_a_second_call_meanwhile_is_refused() -> None:
     """Steps of two shapes would change the same parameters at once; a plan's line is reported while a step is under way."""
-    refused = []
+    refused = list[str]()
 
     def report(line: str) -> None:
         with pytest.raises(ExecutionError, match="already running") as caught:
