@@ -27,7 +27,8 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.run.backends.protocol import Prepared
 from placewise.run.devices import RealDevice
-from placewise.run.lower.lowering import lower, tensor_devices
+from placewise.run.lower.lowering import tensor_devices
+from placewise.run.lower.neighbours import lower_side_by_side
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
@@ -50,9 +51,9 @@ def placed_at_random(step: CapturedStep, seed: int, from_host: tuple[bool, ...])
     problem = Problem.of(step.graph, cluster)
     placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
     devices = stand_in_devices(cluster, from_host)
-    return PlacedStep(
-        ResolvedProgram.of(step), lower(problem, placement, order), tensor_devices(problem, placement), devices
-    )
+    resolved = ResolvedProgram.of(step)
+    instructions = lower_side_by_side(problem, placement, order, resolved, [not is_launched for is_launched in from_host])
+    return PlacedStep(resolved, instructions, tensor_devices(problem, placement), devices)
 
 
 class InstantStreams:

@@ -14,8 +14,8 @@ import torch
 from torch._ops import OpOverload
 
 from placewise.core.graph import COMPUTE_TYPES
+from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.views import View
-from placewise.graph_capture.whole_passes import Pass
 
 FLOPS_PER_ELEMENT = {
     "_softmax": 5, "_log_softmax": 5, "_softmax_backward_data": 4, "_log_softmax_backward_data": 4,
@@ -23,6 +23,7 @@ FLOPS_PER_ELEMENT = {
     "native_layer_norm": 6, "native_layer_norm_backward": 11, "native_group_norm": 6, "native_group_norm_backward": 11,
     "sigmoid": 4, "sigmoid_": 4, "tanh": 6, "tanh_": 6, "gelu": 10, "gelu_backward": 15, "silu": 5, "silu_backward": 8,
     "sigmoid_backward": 3, "tanh_backward": 3, "addcmul": 3, "addcmul_": 3, "addcdiv": 3, "addcdiv_": 3,
+    "_fused_adam_": 15, "_fused_adamw_": 15, "_fused_sgd_": 6, "_fused_adagrad_": 8,
     "lerp": 3, "lerp_": 3, "mv": 2, "addmv": 2, "dot": 2, "addr": 2,
 }  # fmt: skip
 
@@ -60,6 +61,8 @@ GPU_ONLY_PREFIXES = (
     "cudnn_", "_cudnn_", "miopen_", "_fused_", "_thnn_fused_", "_efficient_attention", "_flash_attention",
     "_scaled_dot_product_efficient", "_scaled_dot_product_cudnn", "_scaled_dot_product_flash_attention",
 )  # fmt: skip
+
+FUSED_UPDATES = ("_fused_adam", "_fused_sgd", "_fused_adagrad")  # on all devices, unlike other names that begin like that
 
 INTEGER_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "dot"})
 
@@ -110,14 +113,15 @@ class OpFacts:
         )
 
 
-class PassFacts(OpFacts):
-    """The same facts about a pass that is one op."""
+class OwnFacts(OpFacts):
+    """The same facts about an op of ours."""
 
     __slots__ = ()
 
-    def __init__(self, function: Pass) -> None:
+    def __init__(self, function: OwnOp) -> None:
         self.name, self.kind, self.flops_formula = function.name, f"aten.{function.name}", function.flops
-        self.mutated, self.batch_norm, self.flops_per_element = frozenset(), None, 0
+        self.mutated, self.batch_norm = function.mutated, None
+        self.flops_per_element = FLOPS_PER_ELEMENT.get(self.name, 0)
         self.shape_only = self.takes_device = self.random = self.allocates = self.changes_shape = False
         self.lookup = self.scatter = self.overwrites = self.is_view = False
 
@@ -171,7 +175,7 @@ def device_kinds(name: str, dtype: torch.dtype | None) -> tuple[str, ...] | None
     """
     if name.startswith(CPU_ONLY_PREFIXES):
         return ("cpu",)
-    if name.startswith(GPU_ONLY_PREFIXES):
+    if name.startswith(GPU_ONLY_PREFIXES) and not name.startswith(FUSED_UPDATES):
         return ("gpu",)
     if name in INTEGER_PRODUCTS and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         return ("cpu",)

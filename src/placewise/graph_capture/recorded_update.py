@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
+from placewise.graph_capture.fused_updates import prepare_fused, recorded_fused_updates
 from placewise.graph_capture.graph_builder import UPDATE
 from placewise.graph_capture.host_scalars import HostScalar, recorded_functions
 from placewise.graph_capture.meta_copies import SWITCHES, adopt_state
@@ -44,6 +45,7 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
     grad_norm = _clip(step, recorder)
     _make_state(optimizer, original, recorder)
     _set_back_groups(optimizer, original)
+    prepare_fused(optimizer, original)
     numbers = [entry for p in trained for entry in _add_state(optimizer, p, names[id(p)], recorder)]
     tensors = {id(p): {k: v for k, v in optimizer.state[p].items() if isinstance(v, Tensor)} for p in trained}
     first_op = len(recorder.graph.op_names)
@@ -112,7 +114,7 @@ def _record_step(optimizer: Optimizer, recorder: Recorder) -> None:
         for key in [key for key in group if key not in ("params", "param_names", *SWITCHES)]:
             group[key] = _live_hyper_parameter(group[key], key, number, recorder)
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    with MetaMode(recorder, track_scalars=True), recorder, recorded_functions():
+    with MetaMode(recorder, track_scalars=True), recorder, recorded_functions(), recorded_fused_updates(recorder):
         optimizer.step()
     for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
         for key in [key for key, value in before.items() if group[key] is not value]:

@@ -16,20 +16,20 @@ from placewise.graph_capture.known_values import KnownValues
 from placewise.graph_capture.meta_kernels import MetaKernels, signature
 from placewise.graph_capture.op_costs import (
     OpFacts,
-    PassFacts,
+    OwnFacts,
     bytes_moved,
     compute_type,
     device_kinds,
     estimated_flops,
     without_statistics,
 )
+from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import HERE, Call, Check, Precondition, Resident, Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 from placewise.graph_capture.random_draws import STATE_BYTES, Draw, DrawAgain
 from placewise.graph_capture.random_tape import RandomTape, TapedDraw
 from placewise.graph_capture.step_numbers import StepNumber
 from placewise.graph_capture.views import View, Views
-from placewise.graph_capture.whole_passes import Pass
 
 SUFFIXES = ("", ".backward", ".update")  # of the names of ops, by phase
 
@@ -231,13 +231,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             tensors = [tensor for tensor in tensors if tensor.is_meta]
         return self._record(func, facts, args, kwargs, tensors)
 
-    def record_pass(self, function: Pass, args: Any, kwargs: Any) -> list[Tensor]:
-        """Records a pass that is one op; returns its results on the meta device."""
+    def record_own(self, function: OwnOp, args: Any, kwargs: Any) -> list[Tensor]:
+        """Records an op of ours; returns its results on the meta device."""
         if self.phase == FORWARD or self.path:
             self._paths.setdefault(_sequence_number() - 1, self.path)
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             tensors = [value for value in args if isinstance(value, Tensor)]
-            return list(self._record(function, PassFacts(function), args, kwargs, tensors))
+            return list(self._record(function, OwnFacts(function), args, kwargs, tensors))
 
     @property
     def last_op(self) -> int:
@@ -325,7 +325,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _run(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Any:
-        if isinstance(func, Pass):
+        if isinstance(func, OwnOp):
             return func.on_meta(*args, **kwargs)
         if facts.name == "_local_scalar_dense":
             if (value := self.early_value(args[0], "a number or a condition")) is not None:

@@ -6,16 +6,20 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tag
+from torch import Tag, Tensor
 from torch._ops import OpOverload
 
 from placewise.core.errors import ExecutionError
 from placewise.core.graph import Graph
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.fused_updates import FusedUpdate
+from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import Call, Check, Program, Slot
 from placewise.graph_capture.random_draws import without_state
 
 HOST_VALUE = -1  # instead of a storage
+
+UNCOUNTED = (torch.ops.aten._batch_norm_with_update.default,)  # the schema names what it writes, yet that is not counted
 
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 
@@ -92,6 +96,17 @@ class ResolvedProgram:
                 found[slot] = None
         return list(found)
 
+    @cached_property
+    def host_numbers(self) -> frozenset[Slot]:
+        """The host's values that are numbers of Python, and known before the step's first launch."""
+        on_host = [r for r in self.program.residents if r.tensor < 0]
+        found = {r.slot for r in on_host if r.like is None and not isinstance(r.value, Tensor)}
+        for call in self.host_calls:
+            makes_tensor = isinstance(call.function, OpOverload) or call.function is torch.tensor
+            if call.function is READ_NUMBER or not makes_tensor:
+                found.update(call.results)
+        return frozenset(found)
+
     def base_of(self, slot: Slot) -> Slot:
         """Returns the slot that a view was made from in the first place: a resident's, or one that an op made."""
         while slot in self.views:
@@ -114,12 +129,13 @@ class ResolvedProgram:
         return frozenset(graph.storage[written[graph.tensors.alias_of[written] >= 0]].tolist())
 
     def unmarked_writes(self, op: int) -> list[Slot]:
-        """Returns what an op writes in place without its schema saying so, as batch norm does its running statistics."""
+        """Returns what an op writes in place without PyTorch's counting it, as batch norm does its running statistics."""
         written, call = self.graph.ops.writes[op], self.op_calls[op]
         storages = self.graph.storage[written[self.graph.tensors.alias_of[written] >= 0]].tolist()
         if not storages:
             return []
-        marked = written_slots(call)
+        is_counted = call.function not in UNCOUNTED and not isinstance(call.function, FusedUpdate)
+        marked = written_slots(call) if is_counted else []
         return [slot for slot in slots_of(call) if self.storages[slot] in storages and slot not in marked]
 
 
@@ -150,6 +166,8 @@ def _slots(value: Any) -> Iterator[Slot]:
 
 def written_slots(call: Call) -> list[Slot]:
     """Returns the slots whose memory a call changes in place."""
+    if isinstance(call.function, OwnOp):
+        return [call.args[position] for position in sorted(call.function.mutated)]
     if not isinstance(call.function, OpOverload):
         return []
     found = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,7 @@ class ForwardPass:
 
     trained: tuple[bool, bool, bool]
     name = NAME
+    mutated: ClassVar[frozenset[int]] = frozenset()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> tuple[Any, ...]:
         """Returns the result, and what the backward pass needs; without gradients the result alone."""
@@ -90,6 +91,7 @@ class BackwardPass:
 
     trained: tuple[bool, bool, bool]
     name = f"{NAME}_backward"
+    mutated: ClassVar[frozenset[int]] = frozenset()
 
     def __call__(
         self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Any,
@@ -310,7 +312,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any, recorder: "Recorder", trained: Any, options: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any
     ) -> Tensor:
         given = (query, key, value, mask)
-        out, *saved = recorder.record_pass(_forward_pass(trained), given, options)
+        out, *saved = recorder.record_own(_forward_pass(trained), given, options)
         if saved:
             ctx.recorder, ctx.trained, ctx.options = recorder, trained, options
             ctx.save_for_backward(*given, out, *saved)  # autograd refuses what changes them in place, and checkpoints them
@@ -322,6 +324,6 @@ class _Attention(torch.autograd.Function):
         *given, out, saved = ctx.saved_tensors
         recorder: Recorder = ctx.recorder
         maker = recorder.maker(saved)  # under checkpointing not the forward op of the first pass, but that of the second
-        found = iter(recorder.record_pass(_backward_pass(ctx.trained), (gradient, out, *given, saved), ctx.options))
+        found = iter(recorder.record_own(_backward_pass(ctx.trained), (gradient, out, *given, saved), ctx.options))
         recorder.graph.colocated.append((maker, recorder.last_op))
         return (None, None, None, *(next(found) if trained else None for trained in ctx.trained), None)

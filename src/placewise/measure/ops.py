@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise.graph_capture.meta_kernels import MetaKernels
-from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts, PassFacts
+from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts, OwnFacts
+from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import HERE, Call, Program, Resident, fill_slots
 from placewise.graph_capture.random_draws import without_state
-from placewise.graph_capture.whole_passes import Pass
 from placewise.rewrite.augmented_program import AloneBatchNorm
 from placewise.rewrite.piece import Piece
 from placewise.run.piece_kernels import kernel_of
@@ -87,7 +87,7 @@ def _run_on_meta(call: Call, args: Any, kwargs: dict[str, Any], kernels: MetaKer
     kwargs = {key: "meta" if value is HERE else value for key, value in kwargs.items()}
     if call.op < 0 and call.function is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
         return 1.0  # a number that the host reads from a tensor of the step
-    if isinstance(call.function, Pass):
+    if isinstance(call.function, OwnOp):
         return call.function.on_meta(*args, **kwargs)
     if isinstance(call.function, Piece):
         return call.function.on_meta()
@@ -111,7 +111,7 @@ def _signature(call: Call, args: Any, kwargs: dict[str, Any]) -> str:
 
 
 def _name(function: Any) -> str:
-    if isinstance(function, Pass | Piece):
+    if isinstance(function, OwnOp | Piece):
         return str(function)
     return str(function) if isinstance(function, torch._ops.OpOverload) else f"{operator.__name__}.{function.__name__}"
 
@@ -138,8 +138,8 @@ class RunnableOp:
         if isinstance(call.function, Piece):
             self._changed = self._prepare_piece(call.function, call.args, device)
             return
-        is_pass = isinstance(call.function, Pass)
-        facts = PassFacts(call.function) if is_pass else OpFacts(call.function)
+        is_own = isinstance(call.function, OwnOp)
+        facts = OwnFacts(call.function) if is_own else OpFacts(call.function)
         num_indexed = NUM_INDEXED[facts.name](call.args) if facts.name in NUM_INDEXED else 1
         generator = torch.Generator(device).manual_seed(0)
 
@@ -152,13 +152,13 @@ class RunnableOp:
         self._kwargs = {
             key: torch.device(device) if value is HERE else tree_map(real, value) for key, value in call.kwargs.items()
         }
-        self._function = call.function if is_pass else call.function._op  # without a layer of Python around it
-        if is_pass:
-            self._function = call.function.runnable(*self._args, **self._kwargs)
-            self._args, self._kwargs = (), {}
+        self._function = call.function if is_own else call.function._op  # without a layer of Python around it
         keys = sorted(facts.mutated, key=str)
         changed = [self._args[key] if isinstance(key, int) else self._kwargs.get(key) for key in keys]
         self._changed = [(value, value.clone()) for value in changed if isinstance(value, Tensor)]
+        if is_own:
+            self._function = call.function.runnable(*self._args, **self._kwargs)
+            self._args, self._kwargs = (), {}
 
     def _prepare_piece(self, piece: Piece, given: tuple[Tensor, ...], device: str) -> list[tuple[Tensor, Tensor]]:
         """Sets what runs a piece; returns the tensors that it changes in place, each with its first value."""

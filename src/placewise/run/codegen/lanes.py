@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from placewise.core.errors import ExecutionError
+from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.program import Check, Slot
 from placewise.graph_capture.resolved_program import HOST_VALUE
 from placewise.rewrite.piece import Piece
@@ -26,6 +27,7 @@ from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.source import Source
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
+from placewise.run.lower.neighbours import NUMBER, find_rows, likeness
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.waits import Waits
 from placewise.run.piece_kernels import kernel_of
@@ -80,10 +82,13 @@ class LaneWriter:
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
         self.entered = NO_DEVICE  # whose stream is the current one
         self.late_names: set[str] = set()
+        self.rows: dict[int, tuple[int, ...]] = {}  # instruction -> all that one call launches with it
         self.gate_signals: list[Signal] | None = None  # of the lanes that wait at the gate; None before the gate is written
 
     def write(self) -> Lanes:
         """Returns the lanes."""
+        if not self.is_traced:  # a trace has each op by itself
+            self.rows = find_rows(self.placed, self._part_of)
         for number, instruction in enumerate(self.placed.instructions.sequence):
             if number == self.placed.first_gated:
                 self._return_outputs()
@@ -159,7 +164,71 @@ class LaneWriter:
             self._lane(device).add_call(f"enter_{device}", self.streams.enter(device))
             self.entered = device
 
+    def _part_of(self, number: int, op: int) -> Any:
+        """Returns what the instructions that one call launches must share."""
+        return self.placed.first_gated is not None and number >= self.placed.first_gated
+
     def _call(self, number: int, run: RunOp) -> None:
+        """Adds the call of an op, or of the row that begins with it."""
+        row = self.rows.get(number, (number,))
+        if len(row) == 1:
+            self._call_alone(number, run)
+        elif number == row[0]:
+            sequence = self.placed.instructions.sequence
+            self._call_together([instruction for n in row if isinstance(instruction := sequence[n], RunOp)])
+
+    def _call_together(self, runs: list[RunOp]) -> None:
+        """Adds one call for ops that do the same to different tensors."""
+        source, alike = self._source(runs[0].device), likeness(self.resolved, runs[0].op)
+        assert alike is not None
+        calls = [self.resolved.op_calls[run.op] for run in runs]
+
+        def texts(values: list[Any]) -> list[str]:
+            return [
+                source.literal(value, partial(self._argument, run.op, run.device))
+                for run, value in zip(runs, values, strict=True)
+            ]
+
+        def joined(values: list[str]) -> str:
+            return f"[{', '.join(values)}]"
+
+        given: list[str] = []
+        numbers = [""]
+        for kind, values in zip(alike.arguments, zip(*[call.args for call in calls], strict=True), strict=True):
+            found = texts(list(values))
+            numbers = found if kind is NUMBER else numbers
+            is_shared = type(kind) is Slot or (kind is NUMBER and len(set(found)) == 1)
+            given.append(found[0] if is_shared else joined(found))
+        for key, kind in alike.keywords:
+            found = texts([call.kwargs[key] for call in calls])
+            if kind is NUMBER:
+                numbers = found
+                given.append(found[0] if len(set(found)) == 1 else joined(found))
+            else:
+                given.append(f"{key}={found[0]}")
+        if isinstance(alike.function, FusedUpdate):
+            function: Any = alike.function.together
+        else:
+            function = alike.foreach(len(set(numbers)) == 1)
+        expression = f"{source.function(function)}({', '.join(given)})"
+        storages, view_names = self.resolved.storages, self.view_names
+        targets = [
+            [view_names.target(slot, storages[slot], run.device) for slot in call.results]
+            for run, call in zip(runs, calls, strict=True)
+        ]
+        names = [name for made in targets for name in made]
+        if all(name == "_" for name in names):
+            source.add(expression)
+        else:
+            source.add(f"{', '.join(names)}, = {expression}")
+        if "_" in names and len(set(names)) > 1:
+            source.add("_ = None")
+        self._count_writes(runs)
+        for run, made in zip(runs, targets, strict=True):
+            if self.layouts.concerns(run.op):
+                self._fit(run, made)
+
+    def _call_alone(self, number: int, run: RunOp) -> None:
         """Adds the call of an op."""
         source, call = self._source(run.device), self.resolved.op_calls[run.op]
         torch_device = torch.device(self.placed.devices[run.device].torch_device)
@@ -171,8 +240,7 @@ class LaneWriter:
         targets = [self.view_names.target(slot, self.resolved.storages[slot], run.device) for slot in call.results]
         self._trace_start(number, run.device)
         source.assign(call, targets, expression)
-        if unmarked := self.resolved.unmarked_writes(run.op):  # counted, so that a step that fails can say what changed
-            source.add(f"count_write(({', '.join(self._argument(run.op, run.device, slot) for slot in unmarked)},))")
+        self._count_writes([run])
         if self.layouts.concerns(run.op):
             self._fit(run, targets)
         self._trace_end(number, run.device, [target for target in targets if target != "_"])
@@ -180,6 +248,12 @@ class LaneWriter:
             function = f"check_{check.slot:d}"
             source.names[function] = _verifier(check)
             source.add(f"{function}({self.view_names.find(check.slot, self.resolved.storages[check.slot], run.device)})")
+
+    def _count_writes(self, runs: list[RunOp]) -> None:
+        """Counts the writes that PyTorch does not count, so that a step that fails can say what has changed."""
+        names = [self._argument(run.op, run.device, s) for run in runs for s in self.resolved.unmarked_writes(run.op)]
+        if names:
+            self._source(runs[0].device).add(f"count_write(({', '.join(names)},))")
 
     def _fit(self, run: RunOp, targets: list[str]) -> None:
         """Gives what an op has made the strides that it had when it was recorded."""

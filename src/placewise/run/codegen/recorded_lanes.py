@@ -23,6 +23,9 @@ class RecordingWriter(LaneWriter):
         self.segment_of = {op: number for number, ops in enumerate(segments.ops) for op in ops}
         self.bodies: dict[int, Source] = {}  # device -> the lines of the segment that it is in
 
+    def _part_of(self, number: int, op: int) -> Any:
+        return super()._part_of(number, op), self.segment_of.get(op, -1)
+
     def _source(self, device: int) -> Source:
         return self.bodies[device] if device in self.bodies else self._lane(device)
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tag
 from torch._ops import OpOverload
 
+from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.resolved_program import HOST_VALUE, is_random, slots_of
 from placewise.rewrite.piece import Piece
 from placewise.run.codegen.host_arithmetic import HostArithmetic
@@ -74,7 +75,7 @@ class _Finder:
         call = self.resolved.op_calls[op]
         if isinstance(call.function, Piece):
             return op not in self.resolved.checks and changing.isdisjoint(self._read_scalars(op))
-        if not isinstance(call.function, OpOverload) or is_random(call) or op in self.resolved.checks:
+        if not isinstance(call.function, OpOverload | FusedUpdate) or is_random(call) or op in self.resolved.checks:
             return False
         if self._makes_the_host_wait(call.function, call.args):
             return False
@@ -82,7 +83,9 @@ class _Finder:
             return False
         return changing.isdisjoint(self._read_scalars(op))
 
-    def _makes_the_host_wait(self, function: OpOverload, args: tuple[Any, ...]) -> bool:
+    def _makes_the_host_wait(self, function: OpOverload | FusedUpdate, args: tuple[Any, ...]) -> bool:
+        if isinstance(function, FusedUpdate):
+            return False
         name = function._schema.name.partition("::")[2]
         if name not in INDEXING:
             return name.startswith(WAITING) or any(tag in function.tags for tag in UNKNOWN_SIZES)

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch._ops import OpOverload
 
+from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import HERE, Call, Slot
 from placewise.graph_capture.random_draws import Draw, without_state
-from placewise.graph_capture.whole_passes import Pass
 from placewise.rewrite.augmented_program import AloneBatchNorm
 from placewise.rewrite.piece import Piece
 
@@ -97,7 +97,7 @@ class Source:
         returns = function._schema.returns if isinstance(function, OpOverload) else (None,)
         if isinstance(call.function, Draw):
             returns = (*returns, None)  # the generator's state
-        is_list = isinstance(function, Pass | Piece)
+        is_list = isinstance(function, OwnOp | Piece)
         is_list = is_list or (len(returns) == 1 and returns[0] is not None and "List" in str(returns[0].type))
         if len(returns) == 1 and not is_list:
             self.add(f"{targets[0]} = {expression}")

@@ -26,6 +26,7 @@ from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
+from placewise.run.lower.neighbours import lower_side_by_side
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import part_of
 from placewise.run.piece_kernels import Wanted, compile_all, print_progress
@@ -88,8 +89,10 @@ def compile_placement(
     With `cuda_graphs`, any backend that can record launches replays them; without one all steps are plain.
     """
     problem, placement, order, step = _without_absent(problem, placement, order, step)
-    instructions = lower(problem, placement, _with_gated_ops_last(order, step.program.gate))
-    placed = PlacedStep(ResolvedProgram.of(step), instructions, tensor_devices(problem, placement), devices)
+    resolved, has_thread = ResolvedProgram.of(step), [not device.launches_from_host for device in devices]
+    order = _with_gated_ops_last(order, step.program.gate)
+    instructions = lower_side_by_side(problem, placement, order, resolved, has_thread)
+    placed = PlacedStep(resolved, instructions, tensor_devices(problem, placement), devices)
     compile_all(_pieces(placed), print_progress)
     backend = _stream_backend(devices)
     if backend is None:

@@ -42,6 +42,8 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         if resident.like is not None and not isinstance(value := state[str(resident.key)], Tensor):
             device = parameters[resident.name].device  # a number that the first step replaces by a tensor
             state[str(resident.key)] = torch.full(resident.like.shape, value, dtype=resident.like.dtype, device=device)
+        elif resident.like is not None and not value.dim():
+            state[str(resident.key)] = value.to(resident.like.dtype)  # a counter is float32 where an update is fused
 
 
 def _first_state(
