@@ -60,6 +60,12 @@ def plan_by_op(step: CapturedStep, device_of: Callable[[str], str]) -> Plan:
     return Plan(tuple(names))
 
 
+def with_options(step: CapturedStep) -> CapturedStep:
+    """Returns a step in which every tensor has options."""
+    graph, program = augment(step.graph, step.program, OptionalTensors(smallest_share=0))
+    return replace(step, graph=graph, program=program)
+
+
 def compiled(
     step: CapturedStep, seed: int = 0, *, devices: int = 2, in_program_order: bool = True, options: bool = False
 ) -> TrainStep:
@@ -68,9 +74,7 @@ def compiled(
     With `options` all its tensors have some, and half of these are used.
     """
     cluster, rng = cpu_cluster(devices), np.random.default_rng(seed)
-    if options:
-        graph, program = augment(step.graph, step.program, OptionalTensors(smallest_share=0))
-        step = replace(step, graph=graph, program=program)
+    step = with_options(step) if options else step
     problem = Problem.of(step.graph, cluster)
     placement = leave_some_out(problem, random_placements(problem, rng, 1), rng)[0]
     order = None

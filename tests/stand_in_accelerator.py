@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from compiled_steps import cpu_cluster, one_thread_each
-from simulated import random_order, random_placements
+from simulated import leave_some_out, random_order, random_placements
 from torch import Tensor, empty_strided
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -25,6 +25,8 @@ from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram
+from placewise.rewrite.augmented_graph import WAIT
+from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.run.backends.protocol import Prepared
 from placewise.run.devices import RealDevice
 from placewise.run.lower.lowering import tensor_devices
@@ -46,10 +48,21 @@ def stand_in_devices(cluster: Cluster, from_host: tuple[bool, ...]) -> tuple[Rea
 
 
 def placed_at_random(step: CapturedStep, seed: int, from_host: tuple[bool, ...]) -> PlacedStep:
-    """Returns the step in a random placement and order, on devices of which some are taken for GPUs."""
+    """Returns the step in a random placement and order, on devices of which some are taken for GPUs.
+
+    What waits in a step with options does so on the last device.
+    """
     cluster, rng = cpu_cluster(len(from_host)), np.random.default_rng(seed)
     problem = Problem.of(step.graph, cluster)
-    placement, order = random_placements(problem, rng, 1)[0], random_order(problem, rng)
+    placement = random_placements(problem, rng, 1)[0]
+    if isinstance(step.program, AugmentedProgram):
+        waits = np.unique(problem.op_groups[[kind == WAIT for kind in step.graph.ops.kinds]])
+        placement[waits] = len(from_host) - 1
+        placement = leave_some_out(problem, placement[None], rng)[0]
+        present = problem.present(placement)
+        step = replace(step, graph=present.problem.graph, program=leave_out_calls(step.program, present))
+        problem, placement = present.problem, placement[present.groups]
+    order = random_order(problem, rng)
     devices = stand_in_devices(cluster, from_host)
     resolved = ResolvedProgram.of(step)
     instructions = lower_side_by_side(problem, placement, order, resolved, [not is_launched for is_launched in from_host])
@@ -74,7 +87,10 @@ class InstantStreams:
         def copy(tensor: Tensor, over: Tensor | None = None) -> Tensor:
             assert self.from_host[source] or self.is_pinned(tensor)
             self.current = -1
-            return copy_storage_to(tensor, empty_strided) if over is None else copy_storage_over(tensor, over)
+            made = copy_storage_to(tensor, empty_strided) if over is None else copy_storage_over(tensor, over)
+            if not self.from_host[target]:
+                self.pinned.append(made)
+            return made
 
         return copy
 
@@ -132,6 +148,8 @@ class LateStreams(InstantStreams):
                 made.fill_(float("nan"))  # shows what is read too early
             with self.lock:
                 self.running.setdefault((source, target), []).append(partial(copy_storage_over, tensor.detach(), made))
+            if not self.from_host[target]:
+                self.pinned.append(made)
             return made
 
         return copy

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compiled_steps import RandomNet, assert_runs_like_eager, capture_with_mse, cpu_cluster, one_thread_each
+from compiled_steps import RandomNet, assert_runs_like_eager, capture_with_mse, cpu_cluster, one_thread_each, with_options
 from simulated import leave_some_out, random_placements
 from small_steps import signatures_of
 from tiny_zoo import TINY_ZOO, randomized
@@ -19,7 +19,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.whole_passes import LeanForwardPass
 from placewise.measure.steps import measure_steps
 from placewise.rewrite.augmented_graph import REPEATED, add_options
-from placewise.rewrite.augmented_program import AugmentedProgram, augment, leave_out_calls
+from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.rewrite.optional_tensors import OptionalTensors
 from placewise.run.lower.check_instructions import check_instructions
 from placewise.run.step.compiling import compile_placement
@@ -90,12 +90,6 @@ def test_attention_dropout_and_batch_norm(micro_batches: int) -> None:
     assert_runs_like_eager(build, nn.MSELoss(), batches, micro_batches, devices=3, options=True)
     kinds = {call.function.__class__ for call in leave_out(layers_step(), 1.0).program.calls}
     assert LeanForwardPass in kinds  # what attention reads can go between its passes
-
-
-def with_options(step: CapturedStep) -> CapturedStep:
-    """Returns a step in which every tensor has options."""
-    graph, program = augment(step.graph, step.program, OptionalTensors(smallest_share=0))
-    return replace(step, graph=graph, program=program)
 
 
 def leave_out(step: CapturedStep, share: float) -> CapturedStep:

@@ -1,11 +1,13 @@
 """The host's lane and the lanes of CPU threads together, on a stand-in accelerator."""
 
+import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from compiled_steps import RandomNet, cpu_cluster
+from compiled_steps import RandomNet, cpu_cluster, with_options
 from eager_steps import bitwise, eager_step, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,11 +15,13 @@ from simulated import random_placements
 from stand_in_accelerator import InstantStreams, LateStreams, placed_at_random, stand_in_devices
 from torch import nn
 
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.steps import measured_memory
+from placewise.rewrite.augmented_graph import WAIT
+from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.run.codegen import lanes
 from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
@@ -116,19 +120,24 @@ def test_gpus_and_cpus_together(seed: int, num_ops: int, from_host: tuple[bool, 
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_ops=st.integers(0, 10),
-    from_host=st.sampled_from([(True, False), (False, True, True)]),
+    from_host=st.sampled_from([(True, False), (False, True, True), (True, True, False)]),
     micro_batches=st.integers(1, 2),
+    options=st.booleans(),
 )
-@settings(max_examples=40)
-def test_copies_may_be_late(seed: int, num_ops: int, from_host: tuple[bool, ...], micro_batches: int) -> None:
-    """Nothing reads a copy before it is made, or writes what is still copied, above all not pinned parameters."""
+@settings(max_examples=60)
+def test_copies_may_be_late(seed: int, num_ops: int, from_host: tuple[bool, ...], micro_batches: int, options: bool) -> None:
+    """Nothing reads a copy before it is made, or writes what is still copied, above all not pinned parameters.
+
+    With `options` tensors are repeated and wait too, most of them where only the host's lane keeps them.
+    """
     torch.manual_seed(seed % 1000)
     model, compiled_model = RandomNet(seed, num_ops), RandomNet(seed, num_ops)
     compiled_model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()})
     optimizer, compiled_optimizer = (torch.optim.Adam(m.parameters(), 0.01, foreach=False) for m in (model, compiled_model))
     batch = (torch.randn(6 * micro_batches, 4), torch.randn(6 * micro_batches, 4))
     captured = capture_step(TrainingStep(compiled_model, nn.MSELoss(), compiled_optimizer, batch, micro_batches))
-    train_step = TrainStep(captured, placed_at_random(captured, seed, from_host), LateStreams(list(from_host)))
+    placed = placed_at_random(with_options(captured) if options else captured, seed, from_host)
+    train_step = TrainStep(captured, placed, LateStreams(list(from_host)))
     for number in range(4):
         first, *others = eager_step(TrainingStep(model, nn.MSELoss(), optimizer, batch, micro_batches))
         assert bitwise(train_step(batch), sum(others, start=first))
@@ -193,3 +202,41 @@ def test_the_caller_may_write_what_the_step_only_reads() -> None:
     for seed in range(20):
         placed = placed_at_random(captured, seed, (True, False))
         assert not placed.pinned
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_waits_for_gpus_needs_no_thread(is_frozen: bool) -> None:
+    """Everything runs on a GPU, and waits in the host's memory: in the host's lane, by one copy there and one back.
+
+    Frozen weights live there, pinned, and visit. The host waits for the last of these copies.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+    model[2].requires_grad_(not is_frozen)
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01, momentum=0.9, foreach=False) for m in (model, twin)]
+    step = with_options(capture_step(TrainingStep(twin, nn.MSELoss(), optimizers[1], batch)))
+    problem = Problem.of(step.graph, cpu_cluster(2))
+    is_waiting = np.isin(np.arange(problem.num_groups), problem.op_groups[[kind == WAIT for kind in step.graph.ops.kinds]])
+    placement = np.where(is_waiting, 1, np.where(problem.optional, NOWHERE, 0))
+    homes = np.setdiff1d(step.graph.tensors.home[step.graph.tensors.home >= 0], step.graph.ops.groups)
+    placement[homes] = 1
+    assert len(homes) == 2 * is_frozen  # weight and bias
+    present = problem.present(placement)
+    assert isinstance(step.program, AugmentedProgram)
+    left = replace(step, graph=present.problem.graph, program=leave_out_calls(step.program, present))
+    where = present.problem, placement[present.groups]
+    devices = stand_in_devices(problem.cluster, (True, False))
+    placed = PlacedStep(ResolvedProgram.of(left), lower(*where), tensor_devices(*where), devices)
+    assert len(placed.held_ops) == present.problem.graph.ops.kinds.count(WAIT)
+    train_step = TrainStep(left, placed, LateStreams([True, False]))
+    assert train_step._lanes.functions.keys() == {lanes.HOST_LANE}
+    assert len(placed.last_reads) == is_frozen
+    for _ in range(3):
+        (expected,) = eager_step(TrainingStep(model, nn.MSELoss(), optimizers[0], batch))
+        assert bitwise(train_step(batch), expected)
+        assert all(bitwise(a, b) for a, b in zip(twin.parameters(), model.parameters(), strict=True))
+    trace = train_step.trace(batch)
+    assert sum(isinstance(s, RunOp) for s in placed.instructions.sequence) <= len(trace.nbytes)
+    train_step.close()

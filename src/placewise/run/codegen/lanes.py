@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.program import Check, Slot
-from placewise.graph_capture.resolved_program import HOST_VALUE
+from placewise.graph_capture.resolved_program import HOST_VALUE, slots_of
 from placewise.rewrite.piece import Piece
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Network, Streams
@@ -74,9 +74,9 @@ class LaneWriter:
         placed, self.arithmetic, self.positions, self.streams, cancellation, self.gate, self.layouts, self.network = setup
         self.placed, self.resolved, self.is_traced, self.pause = placed, placed.resolved, is_traced, pause
         self.tensor_devices, self.from_host = placed.tensor_devices.tolist(), placed.launches_from_host
-        self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation)
+        self.synchronization = Synchronization(placed.waits, self.from_host, self.streams, cancellation, placed.last_reads)
         self.sources: dict[int, Source] = {}
-        self.view_names = ViewNames(placed, self.positions, self._source)
+        self.view_names = ViewNames(placed, self.positions, self._source_of)
         self.mails: dict[tuple[int, int, Slot], str] = {}  # (tensor, target, slot) -> its place in the mailbox
         self.pinned_signals: dict[tuple[int, int], Signal] = {}  # (tensor, target) -> set when its mail is pinned
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
@@ -105,9 +105,11 @@ class LaneWriter:
                 case CopyTensor():
                     self._copy_by_reader(number, instruction)
                 case FreeTensor():
-                    self._free(self.view_names.pop(instruction.tensor, instruction.device), instruction.device)
+                    self._free(instruction)
         if self.placed.first_gated is None:
             self._return_outputs()
+        for number in sorted(self.placed.last_reads):
+            self.synchronization.wait_for_end(number, self._begun(HOST_LANE))
         del self.view_names  # a cycle with this writer, which would keep it alive
         return Lanes({lane: source.build() for lane, source in self.sources.items()}, len(self.mails))
 
@@ -133,7 +135,14 @@ class LaneWriter:
 
     # --- ops ---
 
+    def _source_of(self, tensor: int, device: int) -> Source:
+        """Returns where the lines go that use a tensor on a device: the host's lane, if it keeps the tensor for others."""
+        return self._begun(HOST_LANE) if (tensor, device) in self.placed.held else self._source(device)
+
     def _run(self, number: int, run: RunOp) -> None:
+        if run.op in self.placed.held_ops:
+            self._hold(number, run)
+            return
         source = self._lane(run.device)
         self.synchronization.wait(number, source)
         for line in self.arrivals.pop(run.device, ()):
@@ -143,6 +152,20 @@ class LaneWriter:
         for tensor, target in self._hand_overs.get(run.op, ()):
             self._hand_over(tensor, run.device, target)
         self.synchronization.signal(number, source)
+
+    def _hold(self, number: int, run: RunOp) -> None:
+        """Keeps a tensor in the host's memory, under another name."""
+        source, call, read = self._begun(HOST_LANE), self.resolved.op_calls[run.op], self.placed.held_ops[run.op]
+        given = [
+            self.view_names.find(slot, read, run.device)
+            if (read, run.device) in self.placed.held
+            else f"residents[{self.positions[slot]}]"
+            for slot in slots_of(call)
+        ]
+        for slot, name in zip(call.results, given, strict=True):
+            source.add(f"{self.view_names.target(slot, self.resolved.storages[slot], run.device)} = {name}")
+        if self.is_traced:
+            source.add(f"trace({number}, now(), now(), {', '.join(given)})")
 
     def _hand_over(self, tensor: int, device: int, target: int) -> None:
         """Puts what a thread has made into the mailbox; the pinning lane pins it if the host copies it."""
@@ -265,10 +288,10 @@ class LaneWriter:
                 source.names[name] = self.layouts.fitter(run.op, layout)
                 source.add(f"{target} = {name}({target})")
 
-    def _free(self, names: list[str], device: int) -> None:
+    def _free(self, free: FreeTensor) -> None:
         """Forgets all views of a storage."""
-        if names:
-            self._source(device).add(f"del {', '.join(names)}")
+        if names := self.view_names.pop(free.tensor, free.device):
+            self._source_of(free.tensor, free.device).add(f"del {', '.join(names)}")
 
     def _return_outputs(self) -> None:
         for i, slot in enumerate(self.resolved.program.outputs):
@@ -397,9 +420,13 @@ class LaneWriter:
         """Copies to a device that the host launches on, and returns the name of the copy."""
         source, first = self._lane(copy.target), ""
         for base in self.placed.copied_bases[copy.tensor, copy.target]:
-            if self.from_host[copy.source]:
+            is_held = (copy.tensor, copy.source) in self.placed.held
+            if self.from_host[copy.source] or is_held:
                 given = whole = self.view_names.find(base, copy.tensor, copy.source)
                 forget = ""
+                resident = self.placed.resident_of(copy.tensor)
+                if is_held and resident != copy.tensor and resident not in self.placed.pinned:
+                    whole = f"pin({given})"
             else:
                 given, forget = self._handed(copy, base)
                 is_pinned = forget or copy.tensor in self.placed.pinned  # what is in the mailbox is pinned
@@ -416,7 +443,12 @@ class LaneWriter:
         self._lane(copy.target).add(f"{name} = {function}({', '.join(args)})")
 
     def _send(self, copy: CopyTensor, function: str) -> str:
-        """Copies to a device with a thread, into the mailbox, and returns the copy's place there."""
+        """Copies to a device with a thread, into the mailbox, and returns the copy's place there.
+
+        What the host keeps for others is a local variable instead.
+        """
+        if (copy.tensor, copy.target) in self.placed.held:
+            return self._keep_copy(copy, function)
         source, arrivals, first = self._lane(copy.source), self.arrivals.setdefault(copy.target, []), ""
         bases = self.placed.copied_bases[copy.tensor, copy.target]
         for base in bases:
@@ -426,6 +458,15 @@ class LaneWriter:
             arrivals += [f"{name} = same_view({first}, {mail})" if first else f"{name} = {mail}", f"{mail} = None"]
             first = first or name
         return self._mail(copy.tensor, copy.target, bases[0])
+
+    def _keep_copy(self, copy: CopyTensor, function: str) -> str:
+        source, first = self._lane(copy.source), ""
+        for base in self.placed.copied_bases[copy.tensor, copy.target]:
+            given = self.view_names.find(base, copy.tensor, copy.source)
+            name = self.view_names.target(base, copy.tensor, copy.target)
+            source.add(f"{name} = same_view({first}, {given})" if first else f"{name} = {function}({given})")
+            first = first or name
+        return first
 
     # --- the trace ---
 
@@ -478,7 +519,7 @@ class ViewNames:
     `s5` is slot 5 on its home device, `c5_7_1` the same view of the copy of tensor 7 on device 1.
     """
 
-    def __init__(self, placed: PlacedStep, positions: dict[Slot, int], source_of: Callable[[int], Source]) -> None:
+    def __init__(self, placed: PlacedStep, positions: dict[Slot, int], source_of: Callable[[int, int], Source]) -> None:
         self._resolved, self._tensor_devices = placed.resolved, placed.tensor_devices.tolist()
         self._positions, self._source_of = positions, source_of  # of residents in their list; where a device's lines go
         self._names: dict[tuple[int, int], dict[str, None]] = {}  # (storage or copied tensor, device) -> its views
@@ -499,7 +540,7 @@ class ViewNames:
         name, names = self._name(slot, tensor, device)
         if name in names:
             return name
-        source = self._source_of(device)
+        source = self._source_of(tensor, device)
         if slot in self._resolved.views:
             call = self._resolved.views[slot]
             expression = source.call(call, lambda other: self.find(other, tensor, device), None)
@@ -541,8 +582,10 @@ class Synchronization:
     """The lines that wait for an instruction, and those that signal its end: signals of lanes, events of streams."""
 
     def __init__(
-        self, waits: Waits, from_host: tuple[bool, ...], streams: Streams | None, cancellation: Cancellation
-    ) -> None:
+        self, waits: Waits, from_host: tuple[bool, ...], streams: Streams | None, cancellation: Cancellation,
+        last_reads: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
+        self._last_reads = last_reads  # that the host waits for at the end
         self._waits, self._from_host, self._streams, self._cancellation = waits, from_host, streams, cancellation
         self._signals: dict[int, dict[int, Signal]] = {}  # instruction -> lane that waits for it -> signal
         for number, needs in waits.before.items():
@@ -567,10 +610,16 @@ class Synchronization:
 
     def signal(self, number: int, source: Source) -> None:
         """Adds what tells others that an instruction has ended or, if the host launches it, that it is in its stream."""
-        if number in self._waits.awaited and self._streams is not None and self._lane_of(number) == HOST_LANE:
+        is_awaited = number in self._waits.awaited or number in self._last_reads
+        if is_awaited and self._streams is not None and self._lane_of(number) == HOST_LANE:
             source.add_call(f"record_{number}", self._streams.record(number, self._waits.queues[number]))
         for lane, signal in self._signals.get(number, {}).items():
             source.add_call(f"signal_{number}_{lane + 1}", signal.set)
+
+    def wait_for_end(self, number: int, source: Source) -> None:
+        """Adds that the host waits for an instruction itself."""
+        if self._streams is not None:
+            source.add_call(f"ended_{number}", self._streams.synchronize(number))
 
     def new_signal(self) -> Signal:
         """Returns one more signal between two lanes."""

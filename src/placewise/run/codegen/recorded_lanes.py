@@ -8,10 +8,10 @@ from typing import Any
 
 from placewise.graph_capture.program import Slot
 from placewise.run.backends.protocol import LaunchRecorder
-from placewise.run.codegen.lanes import LaneSetup, LaneWriter
+from placewise.run.codegen.lanes import HOST_LANE, LaneSetup, LaneWriter
 from placewise.run.codegen.recorded_segments import Segments
 from placewise.run.codegen.source import Source
-from placewise.run.lower.instructions import CopyTensor, RunOp
+from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp
 
 
 class RecordingWriter(LaneWriter):
@@ -95,10 +95,12 @@ class ReplayWriter(RecordingWriter):
         for name in self._escaping(segment):
             lane.add(f"{name} = kept[{name!r}]")
 
-    def _free(self, names: list[str], device: int) -> None:
+    def _free(self, free: FreeTensor) -> None:
+        names = self.view_names.pop(free.tensor, free.device)
         others = [name for name in names if name not in self.view_names.inner]
         if others:
-            self._lane(device).add(f"del {', '.join(others)}")
+            lane = self._begun(HOST_LANE) if (free.tensor, free.device) in self.placed.held else self._lane(free.device)
+            lane.add(f"del {', '.join(others)}")
 
     def _assign_copy(self, copy: CopyTensor, name: str, function: str, *args: str) -> None:
         self.view_names.inner.discard(name)

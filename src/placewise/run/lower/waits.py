@@ -30,12 +30,14 @@ def plan_waits(
     launches_from_host: Sequence[bool],
     random_ops: frozenset[int] = frozenset(),
     is_remote: Sequence[bool] = (),
+    held_ops: frozenset[int] = frozenset(),
 ) -> Waits:
     """Returns what has to wait for what; `launches_from_host` and `is_remote` (another process runs it) are by device.
 
     An op waits for the copies that it reads and for its `after` ops, a copy for the op that makes its tensor. Random ops
     on threads wait for each other, in launch order: they draw from one generator. A copy between processes has a queue of
-    its own; an op that must come after one of another process waits until what that one reads has been sent.
+    its own; an op that must come after one of another process waits until what that one reads has been sent. Held ops
+    (`PlacedStep.held_ops`) do nothing: who waits for one waits for the copy that it reads.
     """
     reads, after, makers = graph.ops.reads.lists(), graph.ops.after.lists(), graph.producer.tolist()
     clocks = _VectorClocks(launches_from_host)
@@ -48,6 +50,10 @@ def plan_waits(
     for number, instruction in enumerate(instructions.sequence):
         if isinstance(instruction, RunOp):
             op, device = instruction.op, instruction.device
+            if op in held_ops:
+                if (copy := copied.get((reads[op][0], device))) is not None:
+                    ran[op] = copy
+                continue
             queue: Queue = (device,)
             needs = [copied[tensor, device] for tensor in reads[op] if (tensor, device) in copied]
             needs += [ran[earlier] for earlier in after[op] if earlier in ran]
