@@ -60,6 +60,7 @@ def _run(options: argparse.Namespace) -> None:
     plan, cluster = Plan.load(options.plan), Cluster.load(options.cluster)
     from placewise.measure.random_batch import load_with_weights
     from placewise.report.chrome_trace import write_trace
+    from placewise.rewrite.rewritten_steps import step_of_plan
     from placewise.run.devices import real_devices
     from placewise.run.step.compiling import compile_placement
 
@@ -75,10 +76,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.cuda_graphs and not any(device.kind == "gpu" for device in devices):
         raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
     step = load_with_weights(options.model, options.seed)
+    step = step_of_plan(plan, step)
     predicted = _predict(options, step, cluster, plan, devices)
-    train_step = compile_placement(
-        predicted.problem, predicted.placement, predicted.order, step, devices, options.cuda_graphs
-    )
+    problem, placement, order = predicted.whole
+    train_step = compile_placement(problem, placement, order, step, devices, options.cuda_graphs)
     found = _measure(options, train_step, predicted, step)
     if options.trace:
         write_trace(found.schedule, options.trace, is_measured=True)
@@ -96,14 +97,17 @@ def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster
             raise InputError(f"--{option.replace('_', '-')} can't be used over several hosts")
     from placewise.measure.random_batch import load_with_weights, random_batch
     from placewise.measure.steps import time_step
+    from placewise.rewrite.rewritten_steps import step_of_plan
     from placewise.run.backends.hosts import joined_ranks
     from placewise.run.step.compiling import compile_part
     from placewise.run.step.failures import step_failure
 
     step = load_with_weights(options.model, options.seed)
+    step = step_of_plan(plan, step)
     predicted = _predict(options, step, cluster, plan, ())
     with joined_ranks(options.timeout) as rank:
-        train_step = compile_part(predicted.problem, predicted.placement, predicted.order, step)
+        problem, placement, order = predicted.whole
+        train_step = compile_part(problem, placement, order, step)
         try:
             batch, num_warm_up = random_batch(step, options.seed), train_step.warm_up_steps
             seconds = [time_step(train_step, batch)[1] for _ in range(num_warm_up + options.steps)][num_warm_up:]

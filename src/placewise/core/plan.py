@@ -14,7 +14,10 @@ from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
 from placewise.core.quantities import format_count, format_percent_rounded_up
 
-REWRITTEN = {"fuse": "fused: results differ from eager's by rounding"}  # what a rewrite means for a user
+REWRITTEN = {  # what a rewrite means for a user
+    "fuse": "fused: results differ from eager's by rounding",
+    "options": "what the backward pass reads may be computed again, or wait elsewhere: results are eager's",
+}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from placewise.core.arrays import Ints, Ragged, frozen
 from placewise.core.graph import Graph, Ops, Tensors
 from placewise.rewrite.optional_tensors import OptionalTensors, Unit, Visit, find_options
 
-VERSION = 1  # of this rewrite: another one may give another graph
+OPTIONS = "options 1"  # the name of this rewrite, with its version: another one may give another graph
 
 CAPTURED, REPEATED, WAITING = range(3)  # what an op is: of the captured graph, its repetition, or a tensor that waits
 
@@ -262,7 +262,7 @@ class _Builder:
             optional=roles != CAPTURED,
         )
         assert len(ops) == count
-        graph = Graph(captured.name, tensors, ops, captured.outputs)
+        graph = Graph(captured.name, tensors, ops, captured.outputs, (*captured.rewrites, OPTIONS))
         of_readers = np.append(o.groups, 0)[captured.first_reader]
         return AugmentedGraph(
             graph,

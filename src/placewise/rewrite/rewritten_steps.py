@@ -1,15 +1,25 @@
 """Rewrites by name: applied to a captured step in turn, and again to the step that a plan was made for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from placewise.core.errors import PlanError
+from placewise.core.graph import Graph
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.program import Program
+from placewise.rewrite.augmented_graph import OPTIONS
+from placewise.rewrite.augmented_program import augment
 from placewise.rewrite.fuse import fuse
 
 FUSE = "fuse 1"  # with its version: another version makes another graph of the same step
 
-REWRITES = {FUSE: fuse}
+
+def _add_options(step: CapturedStep) -> tuple[Graph, Program]:
+    return augment(step.graph, step.program)
+
+
+REWRITES: dict[str, Callable[[CapturedStep], tuple[Graph, Program]]] = {FUSE: fuse, OPTIONS: _add_options}
 
 
 def rewrite(step: CapturedStep, names: Sequence[str]) -> CapturedStep:
@@ -22,6 +32,13 @@ def rewrite(step: CapturedStep, names: Sequence[str]) -> CapturedStep:
                 f"plan: its graph was made by {name!r}, which this version does not have (it has {', '.join(REWRITES)})"
             )
         graph, program = REWRITES[name](found)
-        graph = replace(graph, rewrites=(*graph.rewrites, name))
+        graph = replace(graph, rewrites=(*found.graph.rewrites, name))
         found = replace(captured, graph=graph, program=program, captured=captured)
     return found
+
+
+def step_of_plan(plan: Plan, step: CapturedStep) -> CapturedStep:
+    """Returns the step that a plan is for: rewritten as its graph was, if it is not that of the given step."""
+    if plan.graph_digest in (None, digest_of_graph(step.graph)) or plan.rewrites == step.graph.rewrites:
+        return step
+    return rewrite(step, plan.rewrites)

@@ -39,6 +39,14 @@ class Schedule:
         return float(self.timeline.end.max(initial=0.0))
 
     @property
+    def whole(self) -> tuple[Problem, Ints, Ints]:
+        """The problem with all its options, its placement [groups] and its launch order [ops]."""
+        if self.present is None:
+            return self.problem, self.placement, self.order
+        present = self.present
+        return present.whole, present.restore_placement(self.placement), present.restore_order(self.order)
+
+    @property
     def fits(self) -> bool:
         """Whether every device has enough memory."""
         return bool((self.peak_bytes <= self.problem.cluster.memory_bytes).all())

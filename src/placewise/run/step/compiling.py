@@ -21,7 +21,7 @@ from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.machines.presets import PRESETS
 from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.rewrite.piece import Piece
-from placewise.rewrite.rewritten_steps import rewrite
+from placewise.rewrite.rewritten_steps import step_of_plan
 from placewise.run.backends.protocol import StreamBackend
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.instructions import RunOp
@@ -59,7 +59,7 @@ def compile_plan(
     elif cluster is None:
         cluster, source = Cluster.detect(), "plan (no cluster was given, so this machine was detected)"
     cluster = as_cluster(cluster)
-    step = _step_of(plan, step)
+    step = step_of_plan(plan, step)
     if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)
@@ -67,13 +67,6 @@ def compile_plan(
     if len(cluster.host_names) > 1 and is_distributed():
         return compile_part(problem, placement, order, step)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
-
-
-def _step_of(plan: Plan, step: CapturedStep) -> CapturedStep:
-    """Returns the step that a plan is for: rewritten as its graph was, if it is not that of the given step."""
-    if plan.graph_digest in (None, digest_of_graph(step.graph)) or plan.rewrites == step.graph.rewrites:
-        return step
-    return rewrite(step, plan.rewrites)
 
 
 def compile_placement(
