@@ -178,6 +178,8 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
     (tmp_path / "file").write_text("")
     assert "there is no folder" in refused([*command, "-o", str(tmp_path / "file" / "out.json")], capsys)
     assert "can't be written" in refused([*command, "-o", str(tmp_path / ("n" * 5000) / "out.json")], capsys)
+    assert "can't be written: File name too long" in refused([*command, "-o", str(tmp_path / ("n" * 300))], capsys)
+    assert "can't be written: embedded null byte" in refused([*command, "-o", str(tmp_path / "a\0b")], capsys)
     assert os.listdir(tmp_path) == ["file"]
 
 

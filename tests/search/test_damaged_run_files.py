@@ -227,6 +227,16 @@ def test_a_whole_file_is_saved_whole(runs: Path) -> None:
         assert file.runs() == old.runs()
 
 
+def test_a_finished_run_without_its_last_batch_is_saved_unfinished(runs: Path) -> None:
+    with changing(runs) as connection:
+        connection.execute("delete from steps where run = 1 and number = (select max(number) from steps where run = 1)")
+    first, second = recover(runs, runs.with_name("new.db"))
+    assert first.lost.endswith(f"run 1 had {first.evaluations + 4:,} evaluations")
+    assert second.lost == ""
+    with RunFile(runs.with_name("new.db"), read_only=True) as file:
+        assert [run.status for run in file.runs()] == ["running", "running"]
+
+
 def test_runs_behind_a_damaged_one_are_saved(runs: Path) -> None:
     with changing(runs) as connection:
         connection.execute("update runs set specification = 'lost' where id = 1")
@@ -243,6 +253,11 @@ def test_nothing_is_written_if_nothing_can_be_saved(runs: Path, capsys: pytest.C
     assert "refusing to overwrite a file" in refused(["runs", str(runs), "--recover", str(new)], capsys)
     assert new.read_bytes() == NOT_OURS
     new.unlink()
+    new.symlink_to("elsewhere.db")
+    assert "refusing to overwrite a file" in refused(["runs", str(runs), "--recover", str(new)], capsys)
+    new.unlink()
+    for ending in ("-wal", "-shm", "-journal", ".lock"):
+        assert "would be a part of" in refused(["runs", str(runs), "--recover", f"{runs}{ending}"], capsys)
     with changing(runs) as connection:
         connection.execute("update steps set cost = 1.5")
     assert "nothing can be saved" in refused(["runs", str(runs), "--recover", str(new)], capsys)

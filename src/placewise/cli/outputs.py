@@ -52,6 +52,12 @@ def _check_writable(path: str) -> None:
     from placewise.formats.files import is_special
 
     folder = Path(path).absolute().parent
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as problem:  # a name that is too long, or has a zero byte
+        raise InputError(f"{path}: can't be written: {getattr(problem, 'strerror', None) or problem}") from problem
     if os.path.isdir(path):
         raise InputError(f"{path}: can't be written: it is a folder")
     if not os.path.isdir(folder):

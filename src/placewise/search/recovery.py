@@ -1,5 +1,6 @@
 """Saves what can still be read of a damaged run file to a new one."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -25,8 +26,10 @@ def recover(damaged: str | Path, new: str | Path) -> list[SavedRun]:
     A run is saved up to its first batch that can't be read, and then it is unfinished: resuming it evaluates the rest
     again. A StoreError if nothing can be saved; then there is no new file.
     """
-    if Path(new).exists():
+    if os.path.lexists(new):
         raise StoreError(f"{new}: refusing to overwrite a file: name a new one")
+    if os.path.abspath(new) in [os.path.abspath(f"{damaged}{ending}") for ending in ("-wal", "-shm", "-journal", ".lock")]:
+        raise StoreError(f"{new}: a file of this name would be a part of {damaged}: choose another name")
     saved: list[SavedRun] = []
     try:
         with RunFile(damaged, read_only=True) as file, RunFile(new) as target:
