@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 
 EAGER, COMPILED, OURS, GRAPHS = "eager", "torch.compile", "placewise", "placewise-cuda-graphs"
 
-WAYS = {"cpu": (EAGER, COMPILED, OURS), "gpu": (EAGER, COMPILED, OURS, GRAPHS)}  # by kind of device
+FUSED, FUSED_GRAPHS = "placewise-fused", "placewise-fused-cuda-graphs"
+
+WAYS = {  # by kind of device
+    "cpu": (EAGER, COMPILED, OURS, FUSED),
+    "gpu": (EAGER, COMPILED, OURS, GRAPHS, FUSED, FUSED_GRAPHS),
+}
 
 MODELS = {
     "cpu": ("gpt:batch=1,length=128", "resnet:batch=4", "inception-v3:batch=4", "rnnlm:batch=16"),
@@ -42,7 +47,7 @@ class StepSpeed(Benchmark):
 
     models: tuple[str, ...] = option("models", "default: some of the zoo, of a size for the device", default=())
     device: str = option("choice", "where the steps run", default="cpu", choices=("cpu", "gpu"))
-    ways: tuple[str, ...] = option("list", "only these of eager, torch.compile, placewise and placewise-cuda-graphs")
+    ways: tuple[str, ...] = option("list", "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs")
     rounds: int = option("positive", "steps of each way that are measured, after the warm-up", default=9)
     seed: int = option("count", "random seed of the weights and the batch", default=0)
 
@@ -222,6 +227,8 @@ def _prepare(model: str, way: str, device: str, seed: int) -> _Step:
 
     if way in (OURS, GRAPHS):
         return _placed(model, device, seed, is_recorded=way == GRAPHS)
+    if way in (FUSED, FUSED_GRAPHS):
+        return _placed(f"fused:{model}", device, seed, is_recorded=way == FUSED_GRAPHS)
     from placewise.measure.random_batch import random_batch
     from placewise.models import load_step
 
