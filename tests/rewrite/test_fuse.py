@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import placewise as pw
 from placewise.cli import main
 from placewise.core.errors import PlanError
+from placewise.core.graph import PHASES
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.formats.graph_file import read_graph
@@ -36,13 +37,13 @@ pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarning
 def call_after_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces run their calls one after the other, and nothing is compiled."""
 
-    def not_compiled(piece: Piece, device: torch.device, threads: int) -> Any:
-        return partial(piece.run, device)
+    def not_compiled(wanted: Wanted) -> Any:
+        return partial(wanted.piece.run, torch.device(wanted.device))
 
     monkeypatch.setattr(piece_kernels, "_kernels", {})
     monkeypatch.setattr(piece_kernels, "_mark", lambda wanted: None)
     monkeypatch.setattr(piece_kernels, "FEW", 10**6)
-    monkeypatch.setattr(piece_kernels, "compile_piece", not_compiled)
+    monkeypatch.setattr(piece_kernels, "_compiled", not_compiled)
 
 
 TINY_MODEL = "rnnlm:layers=1,hidden=8,steps=2,batch=2,vocab=10"
@@ -159,7 +160,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)) for _ in range(2)])
+        layers = [(nn.Linear(4, 4, bias=False), nn.GELU(), nn.LayerNorm(4, elementwise_affine=False)) for _ in range(2)]
+        self.blocks = nn.Sequential(*[nn.Sequential(*block) for block in layers])
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.blocks(x)
@@ -170,7 +172,7 @@ def trained_net(fuse: bool) -> tuple[nn.Module, CapturedStep]:
     torch.manual_seed(0)
     model = Net()
     batch = (torch.randn(6, 4), torch.randn(6, 4))
-    return model, capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batch, fuse=fuse)
+    return model, capture_with_mse(model, torch.optim.AdamW(model.parameters(), 0.1), batch, fuse=fuse)
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +185,32 @@ def fused_net() -> tuple[nn.Module, CapturedStep]:
 
 
 def test_compiled_pieces_compute_what_their_calls_do(fused_net: tuple[nn.Module, CapturedStep]) -> None:
-    """Three steps on two devices in a random placement, and eager code: equal up to rounding."""
+    """Three steps on two devices in a random placement, and eager code, each with a smaller learning rate: equal up to
+    rounding.
+
+    The update of a parameter is one kernel, which reads the learning rate and the step counter as numbers.
+    """
     model, step = fused_net
     assert [why for piece in pieces_of(step) if (why := piece_kernels.why_not_compiled(piece, "cpu", 1))] == []
     eager_model, eager = trained_net(fuse=False)
     train_step = compiled(step, seed=1)
     for _ in range(3):
         torch.testing.assert_close(train_step(step.step.batch), eager_step(eager.step)[0])
+        for optimizer in (step.step.optimizer, eager.step.optimizer):
+            assert optimizer is not None
+            optimizer.param_groups[0]["lr"] *= 0.5
     for found, wanted in zip(model.parameters(), eager_model.parameters(), strict=True):
         torch.testing.assert_close(found, wanted)
     train_step.close()
+
+
+def test_the_update_of_a_parameter_is_one_op(fused_net: tuple[nn.Module, CapturedStep]) -> None:
+    """AdamW has eight ops for each of the two parameters."""
+    step = fused_net[1]
+    assert step.captured is not None
+    update = PHASES.index("update")
+    assert int((step.captured.graph.ops.phases == update).sum()) == 2 * 8
+    assert int((step.graph.ops.phases == update).sum()) == 2
 
 
 def test_equal_pieces_are_one_kernel(fused_net: tuple[nn.Module, CapturedStep]) -> None:
@@ -250,12 +268,12 @@ def test_a_plan_with_another_rewrite_is_refused(fused_net: tuple[nn.Module, Capt
 def test_without_a_compiler_the_calls_run_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line says why; the results are eager's bits."""
 
-    def fail(piece: Piece, device: torch.device, threads: int) -> Any:
+    def fail(wanted: Wanted) -> Any:
         raise RuntimeError("No working C++ compiler found")
 
     monkeypatch.setattr(piece_kernels, "_kernels", {})
     monkeypatch.setattr(piece_kernels, "FEW", 10**6)
-    monkeypatch.setattr(piece_kernels, "compile_piece", fail)
+    monkeypatch.setattr(piece_kernels, "_compiled", fail)
     _, step = trained_net(fuse=True)
     lines: list[str] = []
     compile_all([Wanted(piece, "cpu", 1) for piece in pieces_of(step)], lines.append)

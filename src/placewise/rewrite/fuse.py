@@ -21,7 +21,7 @@ from placewise.core.grouping import module_path
 from placewise.core.labels import connected_components
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Call, Layout, Program, Slot, fill_slots
-from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, slots_of
+from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, slots_of, written_slots
 from placewise.rewrite.fusable_ops import DTYPE_NAMES, is_fusable
 from placewise.rewrite.piece import Like, Piece
 
@@ -75,11 +75,12 @@ class _Clusters:
             for needed in self._needs(op):
                 self.users[needed].append(op)
         gate = len(o) if program.gate is None else program.gate.first_op
-        self.kinds = self._kinds(gate)
         self.group_size = np.bincount(o.groups, minlength=graph.num_groups).tolist()
         for home in graph.tensors.home[graph.tensors.home >= 0].tolist():
             self.group_size[home] += len(o)  # such a group is never one of a piece alone
+        self.kinds = self._kinds(gate)
         self.group_pairs: list[tuple[int, int]] = []
+        self.host_sets = self._host_sets()
 
     def grow(self) -> None:
         """Joins ops, in program order, with those that make what they read."""
@@ -90,10 +91,6 @@ class _Clusters:
                 maker = self.makers[tensor]
                 if maker >= 0 and self.kinds[maker] == kind:
                     self._join(self.cluster[maker], self.cluster[op])
-
-    def pieces(self) -> list[list[int]]:
-        """Returns the ops of each cluster of several ops."""
-        return [members for members in self.members.values() if len(members) > 1]
 
     def _kinds(self, gate: int) -> list[Any]:
         """Returns for each op what must be equal for ops to be fused, None for one that is not: [ops]."""
@@ -108,8 +105,10 @@ class _Clusters:
         for op, call in enumerate(self.values.op_calls):
             if call.function not in known:
                 known[call.function] = is_fusable(call)
-            if not known[call.function] or phases[op] == UPDATE or op in checked or not self._is_plain(op, call):
+            if not known[call.function] or op in checked or not self._is_plain(op, call):
                 found.append(None)
+            elif phases[op] == UPDATE:  # only what belongs to one parameter
+                found.append((UPDATE, self.groups[op], op >= gate) if self.group_size[self.groups[op]] > len(o) else None)
             else:
                 found.append((phases[op], micro_batches[op], blocks[paths[op]], compute[op], o.devices[op], op >= gate))
         return found
@@ -121,7 +120,8 @@ class _Clusters:
     def _is_plain(self, op: int, call: Call) -> bool:
         """Whether an op only reads tensors of the step, of types that can be compiled, and makes each result anew."""
         storages = self.values.storages
-        if any(storages[slot] == HOST_VALUE for slot in slots_of(call)):
+        of_host = self._host_slots(op)
+        if of_host and (self.graph.ops.phases[op] != UPDATE or any(slot in self.values.late_calls for slot in of_host)):
             return False
         made = [slot for slot in dict.fromkeys(call.results) if storages[slot] in self.writes[op]]
         if len({storages[slot] for slot in made}) < len(made):
@@ -143,7 +143,7 @@ class _Clusters:
         if len(ops) > MOST_OPS or not self._may_share_group(first, second):
             return
         position = self._common_position(*sorted((first, second), key=self.position.__getitem__))
-        if position is None or not self._keeps_versions(set(ops)):
+        if position is None or not self._keeps_versions(set(ops)) or not self._keeps_host_values(ops, position):
             return
         self.group_pairs.append((self.groups[first], self.groups[second]))
         for op in self.members.pop(second):
@@ -176,6 +176,30 @@ class _Clusters:
         """Returns where an op runs; for one of the cluster `inside`, the given position."""
         cluster = self.cluster[op]
         return if_inside if cluster == inside else self.position[cluster]
+
+    def _host_sets(self) -> dict[Slot, list[int]]:
+        """Returns before which ops the host sets each of its values."""
+        host = {id(call) for call in self.values.host_calls}
+        found: dict[Slot, list[int]] = {}
+        next_op = 0
+        for call in self.values.program.calls:
+            if call.op >= 0:
+                next_op = call.op + 1
+            elif id(call) in host:
+                for slot in {*call.results, *written_slots(call)}:
+                    found.setdefault(slot, []).append(next_op)
+        return found
+
+    def _keeps_host_values(self, ops: list[int], position: int) -> bool:
+        """Whether ops that read values of the host read the same at a position: at the last of them."""
+        last = max(ops)
+        reads = [(op, slot) for op in ops for slot in self._host_slots(op)]
+        return not reads or (
+            position == last and not any(op < at <= last for op, slot in reads for at in self.host_sets.get(slot, ()))
+        )
+
+    def _host_slots(self, op: int) -> list[Slot]:
+        return [slot for slot in slots_of(self.values.op_calls[op]) if self.values.storages[slot] == HOST_VALUE]
 
     def _keeps_versions(self, ops: set[int]) -> bool:
         """Whether nobody else reads what a piece has made and then overwrites."""
@@ -234,7 +258,7 @@ class _Rewriting:
         c, values, storages, ops = self.clusters, self.values, self.values.storages, set(members)
         made_here = {t for op in members for t in c.writes[op] if c.alias_of[t] < 0}  # storages
         local: dict[Slot, Slot] = {}
-        inputs: dict[Slot, Like] = {}
+        inputs: dict[Slot, Like | None] = {}
         given: list[Slot] = []
         calls: list[Call] = []
 
@@ -246,7 +270,7 @@ class _Rewriting:
                 add(values.views[slot])
                 return local[slot]
             local[slot] = Slot(len(local))
-            inputs[local[slot]] = self._like(slot)
+            inputs[local[slot]] = None if storages[slot] == HOST_VALUE else self._like(slot)
             given.append(slot)
             return local[slot]
 
@@ -307,7 +331,7 @@ class _Rewriting:
         read: dict[int, dict[Slot, None]] = {}
         for op in members:
             for slot in slots_of(self.values.op_calls[op]):
-                if self.values.storages[slot] not in made_here:
+                if self.values.storages[slot] not in (*made_here, HOST_VALUE):
                     read.setdefault(self.values.storages[slot], {})[slot] = None
         nbytes = self.graph.tensors.nbytes
         total = sum(min(sum(map(self._slot_bytes, views)), int(nbytes[storage])) for storage, views in read.items())

@@ -35,7 +35,7 @@ class Piece:
 
     name: str = field(compare=False)  # what it computes, in a few words: add_rsqrt_mul
     inputs: tuple[Slot, ...] = field(compare=False)
-    likes: tuple[Like, ...] = field(compare=False)  # [inputs]
+    likes: tuple[Like | None, ...] = field(compare=False)  # [inputs]; None for a number, or a tensor of one, of the host
     calls: tuple[Call, ...] = field(compare=False)
     results: tuple[Slot, ...] = field(compare=False)  # what it returns: tensors with memory of their own
     made: tuple[Like, ...] = field(compare=False)  # [results]
@@ -44,7 +44,12 @@ class Piece:
 
     @classmethod
     def of(
-        cls, name: str, inputs: dict[Slot, Like], calls: list[Call], results: dict[Slot, Like], written: tuple[int, ...]
+        cls,
+        name: str,
+        inputs: dict[Slot, Like | None],
+        calls: list[Call],
+        results: dict[Slot, Like],
+        written: tuple[int, ...],
     ) -> "Piece":
         """Returns a piece of these calls; a digest of all but its name tells it from others."""
         rows = [(str(call.function), call.args, sorted(call.kwargs.items()), call.results) for call in calls]

@@ -14,14 +14,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from placewise.graph_capture.program import Call, Slot
+from placewise.graph_capture.resolved_program import slots_of
 from placewise.rewrite.piece import Piece
-
-Kernel = Callable[..., Any]  # takes a piece's inputs, returns its results
 
 RELEASE = (  # a C++ kernel as Python calls it, so that other threads run meanwhile: Inductor's own holds Python's lock
     "auto given = std::make_tuple({}); "
@@ -30,8 +31,8 @@ RELEASE = (  # a C++ kernel as Python calls it, so that other threads run meanwh
 )
 
 
-def compile_piece(piece: Piece, device: torch.device, threads: int) -> Kernel:
-    """Returns the kernel of a piece on a device; on a CPU for this number of threads."""
+def compile_piece(piece: Piece, device: torch.device, threads: int) -> Callable[..., Any]:
+    """Returns a function from a piece's inputs to its results, on a device; on a CPU for this number of threads."""
     with warnings.catch_warnings(action="ignore"):  # a compiler's warnings are none of the user's
         from torch._inductor.compile_fx import compile_fx_inner
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -41,10 +42,18 @@ def compile_piece(piece: Piece, device: torch.device, threads: int) -> Kernel:
             compiled: Any = compile_fx_inner(graph, fakes, is_inference=True)
     call = getattr(compiled, "current_callable", None) or compiled
 
-    def kernel(*given: Tensor) -> Any:
+    def kernel(*given: Any) -> Any:
         return call(list(given))
 
-    return kernel
+    def kernel_with_numbers(*given: Any) -> Any:
+        return call([_as_tensor(value) if like is None else value for value, like in zip(given, piece.likes, strict=True)])
+
+    return kernel_with_numbers if None in piece.likes else kernel
+
+
+def _as_tensor(number: Any) -> Tensor:
+    """Returns a number of the host as a tensor, which is how a kernel takes it: another number needs no other kernel."""
+    return number.double() if isinstance(number, Tensor) else torch.tensor(number, dtype=torch.float64)
 
 
 @contextmanager
@@ -65,6 +74,7 @@ def _trace(piece: Piece, device: torch.device, mode: FakeTensorMode) -> tuple[to
     """Returns the calls of a piece as a graph without views and writes in place, but for copies to inputs at its end."""
     from torch._inductor.decomposition import select_decomp_table
 
+    numbers = frozenset(slot for slot, like in zip(piece.inputs, piece.likes, strict=True) if like is None)
     shapes: list[Tensor] = []  # tensors of which only the shape counts
 
     def fake(value: Any) -> Any:
@@ -74,8 +84,8 @@ def _trace(piece: Piece, device: torch.device, mode: FakeTensorMode) -> tuple[to
         return type(value)([fake(entry) for entry in value]) if type(value) in (list, tuple) else value
 
     with mode:
-        fakes = [like.make(device) for like in piece.likes]
-        calls = [call._replace(args=fake(call.args)) for call in piece.calls]
+        fakes = [torch.empty((), dtype=torch.float64) if like is None else like.make(device) for like in piece.likes]
+        calls = [_with_tensors(call, numbers)._replace(args=fake(call.args)) for call in piece.calls]
 
     def run(*given: Tensor) -> list[Tensor]:
         with FunctionalTensorMode():
@@ -93,6 +103,35 @@ def _trace(piece: Piece, device: torch.device, mode: FakeTensorMode) -> tuple[to
         traced.graph.erase_node(node)  # fails if the value counts after all
     traced.recompile()
     return traced, fakes
+
+
+FORMS: dict[str, Callable[..., Tensor]] = {  # ops that read numbers of the host, with tensors in their place
+    "add": lambda x, y, alpha=1: x + y * alpha,
+    "sub": lambda x, y, alpha=1: x - y * alpha,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "pow": lambda x, y: x**y,
+    "lerp": lambda x, end, weight: torch.where(weight < 0.5, x + weight * (end - x), end - (end - x) * (1 - weight)),
+    "addcmul": lambda x, a, b, value=1: x + a * b * value,
+    "addcdiv": lambda x, a, b, value=1: x + a / b * value,
+}
+
+
+def _with_tensors(call: Call, numbers: frozenset[Slot]) -> Call:
+    """Returns a call that computes the same with tensors in the place of these numbers."""
+    if numbers.isdisjoint(slots_of(call)):
+        return call
+    assert isinstance(call.function, OpOverload)
+    name = call.function._overloadpacket.__name__
+    form = FORMS.get(name.removesuffix("_"))
+    if form is None:
+        raise NotImplementedError(f"{name} reads a number of the host")
+
+    def compute(first: Any, *args: Any, **kwargs: Any) -> Any:
+        found = form(first, *args, **kwargs)
+        return first.copy_(found) if name.endswith("_") else found
+
+    return call._replace(function=compute)
 
 
 class _Shape(int):

@@ -23,7 +23,8 @@ from torch._ops import OpOverload
 from placewise.core.errors import one_line
 from placewise.core.quantities import format_count
 from placewise.rewrite.piece import Piece
-from placewise.run.inductor import Kernel, compile_piece
+
+Kernel = Callable[..., Any]  # takes a piece's inputs, returns its results
 
 FEW = 4  # pieces: for each process that compiles there are at least so many, because starting it takes about as long
 
@@ -68,7 +69,7 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
         if num_processes <= 1:
             report(f"compiling kernel {number + 1:,} of {len(missing):,}")
         try:
-            _kernels[wanted.key] = compile_piece(wanted.piece, torch.device(wanted.device), wanted.threads)
+            _kernels[wanted.key] = _compiled(wanted)
         except Exception as problem:
             _failed[wanted.key] = reason = f"{type(problem).__name__}: {one_line(problem)[:200]}"
             reasons[reason] = reasons.get(reason, 0) + 1
@@ -77,6 +78,12 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
             _mark(wanted)
     for reason, count in reasons.items():
         report(f"{format_count(count, 'fused op')} can't be compiled and will run unfused, op by op: {reason}")
+
+
+def _compiled(wanted: Wanted) -> Kernel:
+    from placewise.run.inductor import compile_piece  # loads much of PyTorch that eager code does without
+
+    return compile_piece(wanted.piece, torch.device(wanted.device), wanted.threads)
 
 
 def why_not_compiled(piece: Piece, device: str, threads: int) -> str | None:
@@ -158,7 +165,7 @@ def compile_from_input() -> None:
     os.dup2(2, 1)  # what compilers print is no answer
     for wanted in _receive(sys.stdin.buffer):
         with suppress(Exception):
-            compile_piece(wanted.piece, torch.device(wanted.device), wanted.threads)
+            _compiled(wanted)
         answers.write("done\n")
         answers.flush()
 

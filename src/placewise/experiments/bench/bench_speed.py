@@ -47,7 +47,9 @@ class StepSpeed(Benchmark):
 
     models: tuple[str, ...] = option("models", "default: some of the zoo, of a size for the device", default=())
     device: str = option("choice", "where the steps run", default="cpu", choices=("cpu", "gpu"))
-    ways: tuple[str, ...] = option("list", "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs")
+    ways: tuple[str, ...] = option(
+        "list", "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs"
+    )
     rounds: int = option("positive", "steps of each way that are measured, after the warm-up", default=9)
     seed: int = option("count", "random seed of the weights and the batch", default=0)
 
