@@ -14,7 +14,9 @@ from placewise.core.arrays import Ints, Ragged, frozen
 from placewise.core.graph import Graph, Ops, Tensors
 from placewise.rewrite.optional_tensors import OptionalTensors, Unit, Visit, find_options
 
-OPTIONS = "options 1"  # the name of this rewrite, with its version: another one may give another graph
+VERSION = 1  # of this rewrite: another one may give another graph
+
+OPTIONS = f"options {VERSION}"
 
 CAPTURED, REPEATED, WAITING = range(3)  # what an op is: of the captured graph, its repetition, or a tensor that waits
 

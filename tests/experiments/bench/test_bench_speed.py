@@ -2,17 +2,32 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from compiled_steps import cpu_cluster
 from eager_steps import Mixture, bitwise, snapshot, token_batches
 from torch import nn
 
-from placewise.core.errors import InputError
+from placewise.core.errors import InputError, ModelError
+from placewise.core.plan import Plan, digest_of_graph
+from placewise.core.problem import NOWHERE, Problem
 from placewise.experiments.bench import bench_speed
-from placewise.experiments.bench.bench_speed import EAGER, OURS, StepSpeed, compare_ways, eager_step
+from placewise.experiments.bench.bench_speed import (
+    EAGER,
+    OURS,
+    StepSpeed,
+    checkpoint_blocks,
+    compare_ways,
+    eager_step,
+    prepare_way,
+)
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.models import load_graph
+from placewise.rewrite.augmented_graph import add_options
 
 SMALL = "rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5"
 
@@ -82,9 +97,62 @@ def test_the_eager_step_does_what_the_step_describes() -> None:
     assert all(bitwise(found[name], expected[name]) for name in expected)
 
 
+class Sums(nn.Module):
+    """Two blocks in a list of lists, and a layer that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = [nn.Sequential(Mixed()), nn.Sequential(Mixed())]
+        self.stages = nn.ModuleList([nn.Sequential(*block), nn.Linear(3, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class Mixed(nn.Module):
+    """A block that counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.runs = nn.Linear(3, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs += 1
+        made: torch.Tensor = self.inner(x).tanh()
+        return made
+
+
+def test_blocks_are_computed_again() -> None:
+    model = Sums()
+    assert checkpoint_blocks(model) == 2
+    model(torch.ones(2, 3)).sum().backward()
+    assert [module.runs for module in model.modules() if isinstance(module, Mixed)] == [2, 2]
+    with pytest.raises(ModelError, match="no blocks"):
+        checkpoint_blocks(nn.Linear(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+def test_ways_that_spare_memory_train_the_same_step(tmp_path: Path) -> None:
+    """With a plan that leaves half of the options nowhere; its cluster is in the plan."""
+    model = "gpt:layers=2,hidden=8,heads=2,length=4,batch=2,vocab=7"
+    graph = add_options(load_graph(model)).graph
+    problem = Problem.of(graph, cpu_cluster(1))
+    placement = np.where(problem.optional & (np.arange(problem.num_groups) % 2 > 0), NOWHERE, 0)
+    plan = Plan(
+        problem.expand(placement), graph_digest=digest_of_graph(graph), rewrites=graph.rewrites, machine=problem.cluster
+    )
+    plan.save(tmp_path / "plan.json")
+    ways = (EAGER, "checkpointing", "save-on-cpu", "plan")
+    losses = [float(prepare_way(model, way, "cpu", 0, str(tmp_path / "plan.json")).run()) for way in ways]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"ways": ("eager", "plan")}, "--plan: give the plan of one MODEL, and `plan` among the --ways"),
         ({"ways": ("eagre",)}, "--ways: there is no way 'eagre' on a cpu: did you mean 'eager'"),
         ({"models": ("no-such-model",)}, "no-such-model"),
     ],

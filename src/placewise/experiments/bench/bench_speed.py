@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placewise.core.errors import CaptureError, InputError, ModelError, PlacewiseError, one_line
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 EAGER, COMPILED, OURS, GRAPHS = "eager", "torch.compile", "placewise", "placewise-cuda-graphs"
 
 FUSED, FUSED_GRAPHS = "placewise-fused", "placewise-fused-cuda-graphs"
+
+CHECKPOINTED, ON_CPU, PLAN = "checkpointing", "save-on-cpu", "plan"
+
+MORE_WAYS = (CHECKPOINTED, ON_CPU, PLAN)  # that spare memory, if they are asked for
 
 WAYS = {  # by kind of device
     "cpu": (EAGER, COMPILED, OURS, FUSED),
@@ -48,8 +53,11 @@ class StepSpeed(Benchmark):
     models: tuple[str, ...] = option("models", "default: some of the zoo, of a size for the device", default=())
     device: str = option("choice", "where the steps run", default="cpu", choices=("cpu", "gpu"))
     ways: tuple[str, ...] = option(
-        "list", "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs"
+        "list",
+        "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs; also "
+        "checkpointing, save-on-cpu, plan",
     )
+    plan: str | None = option("file", "what the way `plan` runs: a plan of the only model, with its cluster", "PLAN")
     rounds: int = option("positive", "steps of each way that are measured, after the warm-up", default=9)
     seed: int = option("count", "random seed of the weights and the batch", default=0)
 
@@ -57,13 +65,15 @@ class StepSpeed(Benchmark):
         """Measures one model after the other."""
         ways = self._ways()
         models = self.models or MODELS[self.device]
+        if (self.plan is not None) != (PLAN in ways) or (self.plan is not None and len(models) > 1):
+            raise InputError("--plan: give the plan of one MODEL, and `plan` among the --ways")
         for model in models:
             _check(model)
         rows: Rows = []
         warnings: list[str] = []
         try:
             for model in models:
-                found, problems = compare_ways(model, ways, self.device, self.rounds, self.seed)
+                found, problems = compare_ways(model, ways, self.device, self.rounds, self.seed, self.plan)
                 rows += found
                 warnings += problems
         except KeyboardInterrupt:
@@ -71,7 +81,7 @@ class StepSpeed(Benchmark):
         return Findings({self.name(): rows}, _table(rows), tuple(warnings))
 
     def _ways(self) -> tuple[str, ...]:
-        known = WAYS[self.device]
+        known = (*WAYS[self.device], *MORE_WAYS)
         for way in self.ways or ():
             if way not in known:
                 raise InputError(f"--ways: there is no way {way!r} on a {self.device}: {did_you_mean(way, known)}")
@@ -80,7 +90,7 @@ class StepSpeed(Benchmark):
 
             if not torch.cuda.is_available():
                 raise InputError("--device gpu: PyTorch finds no GPU here")
-        return tuple(self.ways or known)
+        return tuple(self.ways or (*WAYS[self.device], *([] if self.plan is None else [PLAN])))
 
 
 def _check(model: str) -> None:
@@ -100,12 +110,14 @@ def _table(rows: Rows) -> str:
 # --- turns ---
 
 
-def compare_ways(model: str, ways: Sequence[str], device: str, rounds: int, seed: int = 0) -> tuple[Rows, list[str]]:
+def compare_ways(
+    model: str, ways: Sequence[str], device: str, rounds: int, seed: int = 0, plan: str | None = None
+) -> tuple[Rows, list[str]]:
     """Returns a row for each way to run a model's step, and what went wrong."""
     with ExitStack() as stack:
         runners: dict[str, _Runner] = {}
         for way in ways:  # one after the other, so that no warm-up slows another one down
-            runners[way] = stack.enter_context(_started(model, way, device, seed))
+            runners[way] = stack.enter_context(_started(model, way, device, seed, plan))
             runners[way].wait()
         for _ in range(rounds):
             for runner in runners.values():
@@ -170,11 +182,11 @@ class _Runner:
 
 
 @contextmanager
-def _started(model: str, way: str, device: str, seed: int) -> "Iterator[_Runner]":
+def _started(model: str, way: str, device: str, seed: int, plan: str | None) -> "Iterator[_Runner]":
     """Starts a process, and ends it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, model, way, device, seed), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, model, way, device, seed, plan), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -196,11 +208,11 @@ class _Step(NamedTuple):
     warm_up: int
 
 
-def _serve(connection: "Connection", model: str, way: str, device: str, seed: int) -> None:
+def _serve(connection: "Connection", model: str, way: str, device: str, seed: int, plan: str | None) -> None:
     """Runs steps until the other end is closed; sends the first loss, then answers each question."""
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         try:
-            _answer(connection, _prepare(model, way, device, seed), device)
+            _answer(connection, prepare_way(model, way, device, seed, plan), device)
         except PlacewiseError as problem:
             connection.send(("problem", str(problem)))
         except (EOFError, BrokenPipeError):
@@ -224,13 +236,16 @@ def _answer(connection: "Connection", step: _Step, device: str) -> None:
         connection.send(("seconds", time.perf_counter() - begin))
 
 
-def _prepare(model: str, way: str, device: str, seed: int) -> _Step:
+def prepare_way(model: str, way: str, device: str, seed: int, plan: str | None = None) -> _Step:
+    """Returns a model's step, to be run in this way."""
     import torch
 
     if way in (OURS, GRAPHS):
         return _placed(model, device, seed, is_recorded=way == GRAPHS)
     if way in (FUSED, FUSED_GRAPHS):
         return _placed(f"fused:{model}", device, seed, is_recorded=way == FUSED_GRAPHS)
+    if plan is not None and way == PLAN:
+        return _planned(model, plan, seed)
     from placewise.measure.random_batch import random_batch
     from placewise.models import load_step
 
@@ -239,9 +254,62 @@ def _prepare(model: str, way: str, device: str, seed: int) -> _Step:
     step, batch = captured.step, random_batch(captured, seed)
     del captured
     place = "cuda" if device == "gpu" else "cpu"
-    run = eager_step(step, batch, place, torch.compile if way == COMPILED else None)
+    if way == CHECKPOINTED:
+        checkpoint_blocks(step.model)
+    changes: dict[str, Callable[..., Any]] = {COMPILED: torch.compile, ON_CPU: partial(_saved_on_cpu, device=device)}
+    run = eager_step(step, batch, place, changes.get(way))
     torch.manual_seed(seed)
     return _Step(run, torch.cuda.synchronize if device == "gpu" else lambda: None, WARM_UP)
+
+
+def checkpoint_blocks(model: Any) -> int:
+    """Makes each block of a model compute again in the backward pass what it made in the forward pass; returns their number.
+
+    A block is an entry of a ModuleList or a Sequential that has modules inside; one of these lists is none.
+    """
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    lists, blocks = (nn.ModuleList, nn.Sequential), dict[Any, None]()
+
+    def look(module: Any) -> None:
+        for child in module.children():
+            if isinstance(module, lists) and not isinstance(child, lists) and next(child.children(), None) is not None:
+                blocks[child] = None
+            else:
+                look(child)
+
+    look(model)
+    if not blocks:
+        raise ModelError("the model has no blocks to checkpoint: no list of modules with modules inside")
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return len(blocks)
+
+
+def _saved_on_cpu(loss_of: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Returns the function that keeps on the CPU all that autograd saves."""
+    import torch
+
+    def compute(part: Any) -> Any:
+        with torch.autograd.graph.save_on_cpu(pin_memory=device == "gpu"):
+            return loss_of(part)
+
+    return compute
+
+
+def _planned(model: str, path: str, seed: int) -> _Step:
+    """Returns the step as a plan places it."""
+    import torch
+
+    from placewise.core.plan import Plan
+    from placewise.measure.random_batch import load_with_weights, random_batch
+
+    step = load_with_weights(model, seed)
+    train_step = Plan.load(path).compile(step)
+    batch = train_step.bring_home(random_batch(step, seed))
+    torch.manual_seed(seed)
+    return _Step(lambda: _loss(train_step(batch)), train_step.synchronize, max(WARM_UP, train_step.warm_up_steps))
 
 
 def _placed(model: str, device: str, seed: int, is_recorded: bool) -> _Step:
