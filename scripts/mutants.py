@@ -35,6 +35,7 @@ DRIVER, CACHED, POOL = "tests/search/test_driver.py", "tests/evaluate/test_cache
 LEARNED, IMPORTERS, BOUNDS = "tests/strategies/learned", "tests/formats/test_importers.py", "tests/bounds/test_bounds.py"
 PAGE, AUTO = "tests/report/page", "tests/strategies/auto/test_auto.py"
 COMPOSED, DISTURBED = "tests/machines/test_composed.py", "tests/simulate/test_disturbances.py"
+CHECKS = "tests/measure/test_prediction_checks.py"
 HOSTS, ATTENTION = "tests/run/backends/test_hosts.py", "tests/graph_capture/test_whole_passes.py"
 OPTIONAL, RAGGED = "tests/simulate/test_simulator.py tests/core/test_graph.py", "tests/training/test_planned_steps.py"
 
@@ -139,7 +140,10 @@ MUTANTS = (
         DISTURBED,
     ),
     Mutant("simulate/disturbances.py", "(1 + off)[kind_of]", "1", DISTURBED),
-    Mutant("simulate/longest_step.py", "min(len(cluster.host_names), 2)", "1", SIMULATE),
+    Mutant(
+        "simulate/longest_step.py", "return float(slowest.sum() + ", "return float(slowest.max(initial=0.0) + ", SIMULATE
+    ),
+    Mutant("core/profile.py", "lambda check: check.distance", "lambda check: check.error", CHECKS),
     Mutant("core/optional_ops.py", "tensor_number[read_instead[graph.outputs]]", "tensor_number[graph.outputs]", OPTIONAL),
     Mutant("core/optional_ops.py", "while absent[read_instead].any():", "if absent[read_instead].any():", OPTIONAL),
     Mutant("core/cluster.py", "if not 0 <= limit <= has:", "if not 0 <= limit:", "tests/core/test_cluster.py"),

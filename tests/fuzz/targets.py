@@ -6,7 +6,7 @@ import random
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from placewise.cli import main
 from placewise.cli.outputs import warn
 from placewise.core.errors import PlacewiseError
 from placewise.core.problem import Problem
+from placewise.core.profile import CheckedPrediction
 from placewise.evaluate.measured import Measure
 from placewise.experiments.bench import bench_rows
 from placewise.formats.cluster_file import read_cluster
@@ -38,6 +39,8 @@ from placewise.search.request import Request, specify
 from placewise.search.store import RunFile
 
 TINY = ("--cluster", "cluster.toml")
+
+CHECKS = (CheckedPrediction("on gpu:0", 0.5, 0.5), CheckedPrediction("on gpu:0 and gpu:1", 0.5, 1.5))
 
 HOSTS_TOML = """
 name = "hosts"
@@ -95,7 +98,7 @@ def optional_data() -> dict[str, Any]:
     again = op("relu again", 3, [0], [6], kind="aten.relu", seconds={"gpu": 0.001}, optional=True)
     data["ops"].insert(2, again | {"compute": "bfloat16"})
     data["ops"][3] |= {"reads": [3, 6]}
-    return data
+    return data | {"rewrites": ["options 1"]}
 
 
 def write_good_files(folder: Path) -> None:
@@ -106,10 +109,12 @@ def write_good_files(folder: Path) -> None:
     (folder / "cluster.toml").write_text(TINY_CLUSTER_TOML)
     (folder / "optional.json").write_text(json.dumps(optional_data()))
     (folder / "hosts.toml").write_text(HOSTS_TOML)
-    (folder / "nowhere.json").write_text(json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None]}))
+    (folder / "nowhere.json").write_text(
+        json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None], "rewrites": ["options 1"]})
+    )
     plan = {**TINY_PLAN, "order": [0, 1, 2, 3], "strategy": "random", "seed": 0, "history": [[1, 0.5], [2, 0.25]]}
     (folder / "plan.json").write_text(json.dumps({**plan, "peak_bytes": {"gpu:0": 9}, "parameters": {"batch": 4}}))
-    (folder / "profile.json").write_text(format_profile(profile_of_two_slices()))
+    (folder / "profile.json").write_text(format_profile(replace(profile_of_two_slices(), checks=CHECKS)))
     (folder / "pipedream.txt").write_text(SMALL_PROFILE)
     (folder / "partitioning.json").write_text(json.dumps(small_partitioning()))
     assert main(["simulate", "graph.json", *TINY, "--plan", "plan.json", "--trace", "trace.json"]) == 0
@@ -257,6 +262,7 @@ def _apply_profile() -> int:
     with _refusing() as refusal:
         profile = read_profile("profile.json")
         profile.check_covers(cluster, "profile.json")
+        print(printable(profile.doubt() or "no doubt"))
         apply_profile(_captured(), cluster, profile, 0.5)
     return refusal.code
 

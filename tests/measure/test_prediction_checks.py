@@ -45,3 +45,11 @@ def test_the_largest_factor_is_doubted_in_either_direction() -> None:
     close = Profile((), {}, checks=(CheckedPrediction("auto", 1.1, 1.0),))
     assert np.isclose(close.checks[0].error, 0.1)
     assert close.doubt() == Profile((), {}).doubt() == ""
+
+
+def test_absurd_times_are_far_apart() -> None:
+    """What a file says may be absurd: the ratio of these has no float, or has 300 digits."""
+    tiny, huge = CheckedPrediction("tiny", 1e-320, 1e299), CheckedPrediction("huge", 1e299, 1e-320)
+    assert Profile((), {}, checks=(CheckedPrediction("near", 3.0, 1.0), tiny)).worst_check is tiny
+    assert "for tiny was off by -100% when" in Profile((), {}, checks=(tiny,)).doubt()
+    assert "for huge was off by a factor of inf when" in Profile((), {}, checks=(huge,)).doubt()

@@ -73,6 +73,11 @@ class CheckedPrediction:
         """How far the prediction is off, as a share of the measured step: 0.1 is 10% too long."""
         return self.predicted_seconds / self.measured_seconds - 1
 
+    @property
+    def distance(self) -> float:
+        """How far apart the two times are, whichever is longer: the logarithm of their ratio, also where it has no float."""
+        return abs(math.log(self.predicted_seconds) - math.log(self.measured_seconds))
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -88,7 +93,7 @@ class Profile:
     @property
     def worst_check(self) -> CheckedPrediction | None:
         """The check whose prediction is off by the largest factor; ties go to the first."""
-        return max(self.checks, key=lambda check: abs(math.log1p(check.error)), default=None)
+        return max(self.checks, key=lambda check: check.distance, default=None)
 
     def doubt(self) -> str:
         """Returns why predictions with this profile can't be relied on; empty if its checks agree."""
@@ -96,7 +101,8 @@ class Profile:
         if worst is None or abs(worst.error) <= DOUBTFUL:
             return ""
         seconds = f"{format_seconds(worst.predicted_seconds)} predicted, {format_seconds(worst.measured_seconds)} measured"
-        return f"its prediction for {worst.placement} was off by {worst.error:+.0%} when it was made ({seconds})"
+        off = f"{worst.error:+.0%}" if worst.error < 100 else f"a factor of {worst.error + 1:.3g}"
+        return f"its prediction for {worst.placement} was off by {off} when it was made ({seconds})"
 
     def check_covers(self, cluster: Cluster, source: str = "profile") -> None:
         """Raises a ProfileError if the cluster has a device that was not measured."""
