@@ -18,7 +18,7 @@ declare_missing_ops()  # transformers loads torchvision, too
 
 NAMES = ("llama", "t5", "vit", "convnext", "densenet", "efficientnet", "unet", "mamba")
 
-WHOLE = ("wide_llama", "bert")  # for a whole GPU, in one micro-batch
+WHOLE = ("wide_llama", "wide_bert")  # for a whole GPU, in one micro-batch
 
 IN_BF16, BF16 = "_in_bf16", "_bf16"
 
@@ -45,7 +45,7 @@ def wide_llama() -> TrainingStep:
     return _language(LlamaForCausalLM(config), 8, 1024, 1)  # type: ignore[no-untyped-call]
 
 
-def bert() -> TrainingStep:
+def wide_bert() -> TrainingStep:
     """BERT-base without dropout, 32 texts of 256 tokens."""
     from transformers import BertConfig, BertForMaskedLM
 
