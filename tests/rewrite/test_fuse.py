@@ -231,9 +231,11 @@ def test_a_piece_is_timed_as_any_op(fused_net: tuple[nn.Module, CapturedStep]) -
     fused = [call for call, kind in zip(calls, step.graph.ops.kinds, strict=True) if kind.startswith("fused.")]
     assert len({call.signature for call in fused}) == len(set(pieces_of(step)))
     torch.set_num_threads(1)
-    op = RunnableOp(fused[0], "cpu")
-    assert not op.changes_inputs
-    op.run()
+    for call, writes in ((fused[0], False), (fused[-1], True)):  # the last one is an update, which reads numbers
+        op = RunnableOp(call, "cpu")
+        assert op.changes_inputs == writes
+        op.run()
+        op.restore()
 
 
 def test_a_plan_says_that_it_is_fused_and_fuses_the_captured_step(

@@ -160,10 +160,16 @@ class RunnableOp:
             self._function = call.function.runnable(*self._args, **self._kwargs)
             self._args, self._kwargs = (), {}
 
-    def _prepare_piece(self, piece: Piece, given: tuple[Tensor, ...], device: str) -> list[tuple[Tensor, Tensor]]:
+    def _prepare_piece(self, piece: Piece, given: tuple[Any, ...], device: str) -> list[tuple[Tensor, Tensor]]:
         """Sets what runs a piece; returns the tensors that it changes in place, each with its first value."""
         generator = torch.Generator(device).manual_seed(0)
-        self._args = tuple([_random_like(like, device, 1, generator) for like in given])
+        is_meta = [isinstance(value, Tensor) and value.is_meta for value in given]  # the rest are numbers of the host
+        self._args = tuple(
+            [
+                _random_like(value, device, 1, generator) if meta else value
+                for value, meta in zip(given, is_meta, strict=True)
+            ]
+        )
         self._kwargs = {}
         self._function = kernel_of(piece, device, torch.get_num_threads() if device == "cpu" else 0)
         return [(self._args[number], self._args[number].clone()) for number in piece.written]

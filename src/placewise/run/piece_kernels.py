@@ -66,7 +66,7 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
         _compile_in_processes(new, num_processes, report)
     reasons: dict[str, int] = {}
     for number, wanted in enumerate(missing):
-        if num_processes <= 1:
+        if new and num_processes <= 1:
             report(f"compiling kernel {number + 1:,} of {len(missing):,}")
         try:
             _kernels[wanted.key] = _compiled(wanted)
@@ -76,6 +76,8 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
             _kernels[wanted.key] = partial(wanted.piece.run, torch.device(wanted.device))
         else:
             _mark(wanted)
+    if new:
+        report("")  # nothing is being compiled any more
     for reason, count in reasons.items():
         report(f"{format_count(count, 'fused op')} can't be compiled and will run unfused, op by op: {reason}")
 
@@ -92,12 +94,14 @@ def why_not_compiled(piece: Piece, device: str, threads: int) -> str | None:
 
 
 def print_progress(line: str) -> None:
-    """Shows what is being compiled on standard error: in a terminal each line in the place of the one before."""
+    """Shows on standard error what is being compiled: in a terminal all in one line, elsewhere only that it begins."""
+    is_progress = line.startswith("compiling")
     if sys.stderr.isatty():
-        is_last = not line.startswith("compiling")
-        sys.stderr.write(f"\r\033[K{f'placewise: {line}' if line else ''}" + (os.linesep if is_last and line else ""))
+        sys.stderr.write(
+            f"\r\033[Kplacewise: {line}" if is_progress else f"\r\033[Kplacewise: {line}\n" if line else "\r\033[K"
+        )
         sys.stderr.flush()
-    elif line and not line.startswith("compiling"):
+    elif line and (not is_progress or line.startswith("compiling kernel 1 ")):
         print(f"placewise: {line}", file=sys.stderr)
 
 
