@@ -134,7 +134,7 @@ def test_a_launch_is_the_hosts_time_though_the_gpu_is_busy() -> None:
 
 
 def test_predictions_are_checked_on_slices() -> None:
-    step, cluster = wide_step(1024), slices()
+    step, cluster = wide_step(4096), slices()
     found = measure_profile(step, cluster, VIRTUAL, runs_step=True)
     checks = check_predictions(step, cluster, found.profile, VIRTUAL).checks
     assert checks[0].placement == "gpu-only"

@@ -3,6 +3,7 @@
 import copy
 import json
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.ops import RunnableOp, op_calls
 from placewise.rewrite.fuse import block_of
-from placewise.rewrite.piece import Piece
-from placewise.run import piece_kernels
+from placewise.rewrite.piece import Like, Piece
+from placewise.run import inductor, piece_kernels
 from placewise.run.piece_kernels import Wanted, compile_all
 from placewise.run.step.compiling import compile_placement
 
@@ -326,3 +327,10 @@ def test_softmax_and_losses_are_fused() -> None:
         "fused.zeros_log_softmax_nll_loss_forward",
         "fused.ones_like_nll_loss_backward_log_softmax_backward_data",
     ]
+
+
+def test_results_have_the_sizes_that_the_piece_says() -> None:
+    """PyTorch 2.11 gives a large sum that keeps its dimensions without them."""
+    piece: Any = SimpleNamespace(made=(Like(torch.float32, (1, 1, 3), (3, 3, 1)), Like(torch.float32, (2, 3), (3, 1))))
+    fitted = inductor._with_sizes(lambda: [torch.zeros(3), torch.ones(2, 3)], piece)
+    assert [tuple(tensor.size()) for tensor in fitted()] == [(1, 1, 3), (2, 3)]

@@ -48,7 +48,22 @@ def compile_piece(piece: Piece, device: torch.device, threads: int) -> Callable[
     def kernel_with_numbers(*given: Any) -> Any:
         return call([_as_tensor(value) if like is None else value for value, like in zip(given, piece.likes, strict=True)])
 
-    return kernel_with_numbers if None in piece.likes else kernel
+    run = kernel_with_numbers if None in piece.likes else kernel
+    return _with_sizes(run, piece) if any(1 in like.sizes for like in piece.made) else run
+
+
+def _with_sizes(run: Callable[..., Any], piece: Piece) -> Callable[..., Any]:
+    """Returns a kernel whose results have the sizes that the piece says.
+
+    Inductor of PyTorch 2.11 on GPUs returns (1536) for a large sum that keeps its dimensions, (1, 1, 1536).
+    """
+    sizes = [torch.Size(like.sizes) for like in piece.made]
+
+    def fitted(*given: Any) -> Any:
+        found = run(*given)
+        return [tensor if tensor.size() == size else tensor.view(size) for tensor, size in zip(found, sizes, strict=True)]
+
+    return fitted
 
 
 def _as_tensor(number: Any) -> Tensor:

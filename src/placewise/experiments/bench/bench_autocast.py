@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from placewise.experiments.training_setups.training_setup import Setup
 
 
+ALONE, TOGETHER = 1, 2  # devices of a placement
+
+
 @dataclass(frozen=True)
 class Autocast(Benchmark):
     """Losses with autocast in bfloat16, on a GPU and on a GPU with a CPU, compared with eager code."""
 
     names: tuple[str, ...] = option("names", "only these: llama, resnet50, vit", "MODEL", default=())
     steps: int = option("positive", "training steps", default=20)
+    mixed_steps: int = option("count", "training steps where a GPU and a CPU work together; 0: leave them out", default=5)
     device: str = option(
         "choice", "cpu: a rehearsal without a GPU, small models on CPU devices", default="gpu", choices=("gpu", "cpu")
     )
@@ -37,7 +41,7 @@ class Autocast(Benchmark):
 
         if self.device == "gpu" and not torch.cuda.is_available():
             raise InputError("there is no GPU that PyTorch can use: --device cpu rehearses the same on CPU devices")
-        setups = autocast_setups(self.steps, is_small=self.device == "cpu")
+        setups, mixed = (autocast_setups(n, is_small=self.device == "cpu") for n in (self.steps, self.mixed_steps))
         for name in self.names:
             if name not in setups:
                 raise InputError(f"there is no model {name!r}: {did_you_mean(name, list(setups))}")
@@ -46,7 +50,9 @@ class Autocast(Benchmark):
         is_complete = True
         try:
             for name in self.names or tuple(setups):
-                rows += compare_losses(setups[name], self.device)
+                rows += compare_losses(setups[name], self.device, ALONE)
+                if self.mixed_steps:
+                    rows += compare_losses(mixed[name], self.device, TOGETHER)
         except KeyboardInterrupt:
             is_complete = False
         found = self.findings(rows) if rows else Findings({self.name(): []}, "")
@@ -55,8 +61,8 @@ class Autocast(Benchmark):
         return Findings(found.data, found.text, is_complete=is_complete, failure=failure)
 
 
-def compare_losses(setup: "Setup", device: str) -> Rows:
-    """Returns a row for each placement: the largest difference of a loss, and what rounding makes of it in eager code."""
+def compare_losses(setup: "Setup", device: str, num_devices: int) -> Rows:
+    """Returns a row for each placement on this many devices: the largest difference of a loss, and what rounding makes of it in eager code."""
     from importlib.util import find_spec
 
     from placewise.experiments.training_setups.agreement import NOT_INSTALLED, measure_noise
@@ -69,6 +75,8 @@ def compare_losses(setup: "Setup", device: str) -> Rows:
     noise = measure_noise(lambda: train_eagerly(setup, where), expected)
     rows = []
     for placement, (kinds, choose) in _placements(device).items():
+        if len(kinds) != num_devices:
+            continue
         found = train_placed(setup, _cluster(kinds), choose).values
         rows.append(_compared(setup.name, placement, _losses(found), _losses(expected), noise))
     return rows
