@@ -62,7 +62,7 @@ class Autocast(Benchmark):
 
 
 def compare_losses(setup: "Setup", device: str, num_devices: int) -> Rows:
-    """Returns a row for each placement on this many devices: the largest difference of a loss, and what rounding makes of it in eager code."""
+    """Returns a row for each placement on this many devices: a loss's largest difference, and what rounding makes of it."""
     from importlib.util import find_spec
 
     from placewise.experiments.training_setups.agreement import NOT_INSTALLED, measure_noise
