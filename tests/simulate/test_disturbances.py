@@ -46,6 +46,31 @@ def test_all_placements_meet_the_same_draws() -> None:
     assert 10.2 < both.max() <= 11
 
 
+def test_a_slower_link_moves_fewer_bytes_a_second() -> None:
+    """Ops without work, and a copy of 10 bytes at 1 B/s with a latency of 0: 10 s, off by up to 20%, twice as far as ops."""
+    cluster = gpus(2)
+    cluster["default_link"] = {"latency_seconds": 0, "bytes_per_second": 1}
+    step = Step.of(graph_data([tensor("t", 10)], [takes(0, 0, (), (0,)), takes(0, 1, (0,))]), cluster)
+    draw = Disturbances(0.1).step_seconds(
+        Simulator(step.problem), np.array([[0, 1]]), np.array([[0, 1]]), np.random.default_rng(0)
+    )
+    assert 8 <= draw.min() < 9
+    assert 11 < draw.max() <= 12
+
+
+def test_a_busy_cpu_takes_longer() -> None:
+    """An op of 10 s: on a GPU it takes at most 11 s, on a CPU that is busy in some of the draws up to 16.5 s."""
+    cluster = gpus(1)
+    cluster["devices"].append({"name": "cpu:0", "kind": "cpu", "memory": 100, "flops": 1, "bytes_per_second": 1})
+    step = Step.of(graph_data([], [takes(10, 0) | {"seconds": {"gpu": 10, "cpu": 10}}]), cluster)
+    gpu, cpu = Disturbances(0.1).step_seconds(
+        Simulator(step.problem), np.array([[0], [1]]), np.array([[0], [0]]), np.random.default_rng(0)
+    )
+    assert gpu.max() <= 11
+    assert cpu.min() < 11
+    assert 13.5 <= cpu.max() <= 16.5
+
+
 def test_the_interval_has_eight_of_ten_draws() -> None:
     assert interval_of(np.arange(11.0)) == (1.0, 9.0)
 
