@@ -14,6 +14,7 @@ from placewise.cli.completion_command import add_completion
 from placewise.cli.detect_command import add_detect
 from placewise.cli.import_command import add_import
 from placewise.cli.info_command import add_info
+from placewise.cli.memory_command import add_memory
 from placewise.cli.models_command import add_models
 from placewise.cli.place_command import add_place
 from placewise.cli.profile_command import add_profile
@@ -32,6 +33,7 @@ COMMANDS = (  # in the order in which a newcomer needs them
     add_compare,
     add_simulate,
     add_bound,
+    add_memory,
     add_detect,
     add_profile,
     add_run,

@@ -11,6 +11,7 @@ from placewise.cli.shared_options import (
     add_command,
     add_evaluation_options,
     add_grouping_option,
+    add_memory_choices,
     add_order_option,
     add_plan_options,
     add_problem_options,
@@ -32,6 +33,7 @@ def add_place(commands: Any) -> None:
     add_problem_options(parser)
     parser.add_argument("--strategy", metavar="S", help="how to search (default: auto); `placewise strategies` lists them")
     add_set_option(parser, "the strategy", "NAME=VALUE", "crossover=uniform")
+    add_memory_choices(parser)
     add_budget_options(parser)
     parser.add_argument(
         "--target-gap", metavar="G", type=gap_argument, help="stop when found / bound - 1 is at most G, as in 0.05"
@@ -50,6 +52,7 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.search.budget import budget_of
     from placewise.search.planner import find_bound
     from placewise.search.request import DEFAULT_STRATEGY, Request
+    from placewise.search.tight_memory import with_options_if_tight
     from placewise.strategies import make
 
     reads = (options.model, options.cluster, options.profile)
@@ -65,6 +68,8 @@ def _place(options: argparse.Namespace) -> None:
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     check_devices(options, measure)
     problem = load_problem(options)
+    if measure is None:
+        problem = with_options_if_tight(problem, recompute=not options.no_recompute, park=not options.no_park)
     planner = planner_of(options, problem, request, find_bound(problem))
     points: list[Point] = []
 

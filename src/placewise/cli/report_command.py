@@ -92,6 +92,7 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.report.chrome_trace import read_measured
     from placewise.report.page.page_data import ShownPlan, measured_seconds
     from placewise.report.search_curves import curve_of
+    from placewise.rewrite.memory_options import graph_of_plan
     from placewise.simulate.simulator import Simulator
 
     plans = [Plan.load(path) for path in options.sources]
@@ -102,19 +103,24 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
         raise InputError(f"--measured is the trace of one plan, got {len(plans)} plans")
     graph, cluster, _ = load_timed(options, options.graph)
     problem = Problem.of(graph, cluster)
-    resolved = [plan.resolve(problem, path) for plan, path in zip(plans, options.sources, strict=True)]
-    measured = read_measured(options.measured, problem) if options.measured else None
-    simulator = Simulator(problem, "program")
-    schedules = [simulator.schedule(*found) for found in resolved]
+    graphs = [graph_of_plan(graph, plan) for plan in plans]
+    problems = [problem if found is graph else Problem.of(found, cluster) for found in graphs]
+    resolved = [plan.resolve(of, path) for plan, of, path in zip(plans, problems, options.sources, strict=True)]
+    schedules = [
+        Simulator(of, "program").schedule(placement, order)
+        for of, (placement, order) in zip(problems, resolved, strict=True)
+    ]
+    measured = read_measured(options.measured, schedules[0].problem) if options.measured else None
     if measured is not None:
         _compare_placements(measured, schedules[0])
-    bound, comparisons = _Context()(problem)
+    context = _Context()
+    context(problem)
     return [
         ShownPlan(
             label,
             schedule,
-            bound,
-            comparisons,
+            context(of)[0],
+            context(problem)[1],
             curve_of(plan.history),
             plan.strategy,
             plan.seed,
@@ -122,7 +128,7 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
             measured,
             measured_seconds(plan),
         )
-        for label, plan, schedule in zip(_labels(options.sources), plans, schedules, strict=True)
+        for label, plan, of, schedule in zip(_labels(options.sources), plans, problems, schedules, strict=True)
     ]
 
 

@@ -72,13 +72,15 @@ def finish_search(
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:
+    from placewise.report.chosen_options import options_in_words
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table, terminal_picture
     from placewise.report.terminal_text import bold, wrapped
 
+    explained = explain(schedule.problem, schedule, bound)
     headline = bold(wrapped(str(plan).splitlines()[0]))
     is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
-    print(headline, "", *is_simulated, *map(wrapped, explain(schedule.problem, schedule, bound)), sep="\n")
+    print(headline, "", *is_simulated, *map(wrapped, [*options_in_words(schedule), *explained]), sep="\n")
     print("", device_table(schedule), sep="\n")
     if drawn := terminal_picture(schedule):
         print("", drawn, sep="\n")

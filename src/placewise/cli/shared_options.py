@@ -133,6 +133,12 @@ def add_memory_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_memory_choices(parser: argparse.ArgumentParser) -> None:
+    """Adds --no-recompute and --no-park."""
+    parser.add_argument("--no-recompute", action="store_true", help="where memory is tight, recompute no tensors")
+    parser.add_argument("--no-park", action="store_true", help="where memory is tight, let no tensors wait on other devices")
+
+
 def add_cluster_option(parser: argparse.ArgumentParser) -> None:
     """Adds --cluster, which must be given."""
     parser.add_argument("--cluster", metavar="C", required=True, help=CLUSTER_HELP)

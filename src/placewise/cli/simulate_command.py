@@ -40,6 +40,7 @@ def _simulate(options: argparse.Namespace) -> None:
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
     from placewise.report.chrome_trace import write_trace
+    from placewise.rewrite.memory_options import graph_of_plan
     from placewise.simulate.simulator import Simulator
 
     check_writable(options.trace, reads=(options.model, options.cluster, options.plan, options.profile))
@@ -50,7 +51,7 @@ def _simulate(options: argparse.Namespace) -> None:
         )
     plan = Plan.load(options.plan)
     graph, cluster, profile = load_timed(options)
-    problem = Problem.of(graph, cluster)
+    problem = Problem.of(graph_of_plan(graph, plan), cluster)
     placement, order = plan.resolve(problem, options.plan)
     simulator = Simulator(problem, options.order or "program")
     schedule = simulator.schedule(placement, None if options.order else order)
@@ -121,11 +122,14 @@ def schedule_json(schedule: "Schedule") -> dict[str, Any]:
 def _print_schedule(schedule: Any, problem: Any) -> None:
     """Prints a schedule, and the bound of `problem`: its devices don't slow each other down, so it always holds."""
     from placewise.core.quantities import format_seconds
+    from placewise.report.chosen_options import options_in_words
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table
     from placewise.report.terminal_text import bold, printable, problem_heading
     from placewise.search.planner import find_bound
 
     print(f"{problem_heading(problem)}: {bold(format_seconds(schedule.step_seconds))} a step\n")
+    for line in options_in_words(schedule):
+        print(printable(line), end="\n\n")
     print(device_table(schedule))
     print("", *map(printable, explain(schedule.problem, schedule, find_bound(problem))), sep="\n")

@@ -17,6 +17,8 @@ from placewise.core.quantities import format_count, format_percent_rounded_up
 REWRITTEN = {  # what a rewrite means for a user
     "fuse": "fused: results differ from eager's by rounding",
     "options": "what the backward pass reads may be computed again, or wait elsewhere: results are eager's",
+    "recompute": "what the backward pass reads may be computed again: results are eager's",
+    "park": "what the backward pass reads may wait elsewhere: results are eager's",
 }
 
 

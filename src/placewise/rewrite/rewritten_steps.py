@@ -8,18 +8,22 @@ from placewise.core.graph import Graph
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Program
-from placewise.rewrite.augmented_graph import OPTIONS
 from placewise.rewrite.augmented_program import augment
 from placewise.rewrite.fuse import fuse
+from placewise.rewrite.memory_options import MEMORY_OPTIONS
+from placewise.rewrite.optional_tensors import OptionalTensors
 
 FUSE = "fuse 1"  # with its version: another version makes another graph of the same step
 
 
-def _add_options(step: CapturedStep) -> tuple[Graph, Program]:
-    return augment(step.graph, step.program)
+def _add_options(choice: OptionalTensors) -> Callable[[CapturedStep], tuple[Graph, Program]]:
+    return lambda step: augment(step.graph, step.program, choice)
 
 
-REWRITES: dict[str, Callable[[CapturedStep], tuple[Graph, Program]]] = {FUSE: fuse, OPTIONS: _add_options}
+REWRITES: dict[str, Callable[[CapturedStep], tuple[Graph, Program]]] = {
+    FUSE: fuse,
+    **{name: _add_options(choice) for name, choice in MEMORY_OPTIONS.items()},
+}
 
 
 def rewrite(step: CapturedStep, names: Sequence[str]) -> CapturedStep:

@@ -27,6 +27,7 @@ from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
 from placewise.search.store import Run, RunFile, check_recorded
+from placewise.search.tight_memory import with_options_if_tight
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
@@ -161,6 +162,8 @@ def place(
     run_file: str | Path | None = None,
     measure: Measure | bool | None = None,
     start: "tuple[CapturedStep | Graph, Plan] | None" = None,
+    recompute: bool = True,
+    park: bool = True,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
 
@@ -169,6 +172,7 @@ def place(
     `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
     With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
     `start` is a similar step and its plan (another batch size, the same model's forward pass): `auto` begins there.
+    Where memory is tight, tensors may be recomputed (`recompute`) or wait on other devices (`park`) if that is faster.
     """
     graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
     _check("a string", str, strategy=strategy, grouping=grouping)
@@ -178,6 +182,8 @@ def place(
     _check("a whole number", (Integral,), seed=seed)
     _check("an address, or 'local'", (str, NoneType), ray=ray)
     problem = Problem.of(graph, cluster, grouping)
+    if measure is None and start is None:
+        problem = with_options_if_tight(problem, recompute=recompute, park=park)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
     request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
     make(strategy, dict(request.settings))  # refuses wrong names before any work

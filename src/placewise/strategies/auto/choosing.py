@@ -15,7 +15,7 @@ from placewise.strategies.auto.chains import Chains
 from placewise.strategies.auto.walk import Pace
 from placewise.strategies.options.changes import find_changes
 from placewise.strategies.options.choice_walk import ChoiceModel, Tempo
-from placewise.strategies.options.fit import Chosen, fit
+from placewise.strategies.options.fit import Chosen, fit, tidy
 from placewise.strategies.options.launch_order import with_options
 from placewise.strategies.sampling import Choices
 
@@ -88,7 +88,7 @@ def _walk(model: ChoiceModel, start: Chosen, heat: tuple[float, float, float], s
     changes = find_changes(model.problem, start.placement)
     pace = Tempo(trials, hot * seconds, cold * seconds, price, SMALL_WEIGHTS if is_small else WEIGHTS)
     placement, order, result = model.walk(start.placement, start.order, changes, pace, seed)
-    return Chosen(placement, order, result)
+    return tidy(model, Chosen(placement, order, result))
 
 
 def _move_ops(model: ChoiceModel, best: Chosen, walks: Walks, seed: int) -> Chosen:
