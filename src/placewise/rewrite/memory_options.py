@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from placewise.core.graph import Graph
 from placewise.core.plan import Plan, digest_of_graph
-from placewise.rewrite.augmented_graph import OPTIONS, VERSION, add_options
+from placewise.rewrite.augmented_graph import OPTIONS, add_options
 from placewise.rewrite.optional_tensors import OptionalTensors
 
-RECOMPUTE, PARK = f"recompute {VERSION}", f"park {VERSION}"
+RECOMPUTE, PARK = "recompute 1", "park 1"  # with their versions, as those of augmented_graph
 
 MEMORY_OPTIONS = {
     OPTIONS: OptionalTensors(),
