@@ -264,7 +264,10 @@ def test_a_plan_says_that_it_is_fused_and_fuses_the_captured_step(
 
 def test_a_plan_with_another_rewrite_is_refused(fused_net: tuple[nn.Module, CapturedStep]) -> None:
     plan = Plan(("cpu:0",), graph_digest="0" * 64, rewrites=("fuse 9",))
-    with pytest.raises(PlanError, match=r"made by 'fuse 9', which this version does not have \(it has fuse 1, options 1\)"):
+    with pytest.raises(
+        PlanError,
+        match=r"made by 'fuse 9', which this version does not have \(it has fuse 1, options 1, recompute 1, park 1\)",
+    ):
         plan.compile(fused_net[1], cpu_cluster(1))
 
 

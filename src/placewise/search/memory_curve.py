@@ -11,7 +11,7 @@ from placewise.core.problem import Problem
 from placewise.search.driver import unless_stopped
 from placewise.search.planner import Planner
 from placewise.search.request import Request
-from placewise.search.tight_memory import with_options
+from placewise.search.tight_memory import add_memory_options
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.single_device import accelerators
@@ -53,7 +53,7 @@ def memory_curve(
     roomy = _with_memory(problem, dict.fromkeys(limited, ROOMY))
     unlimited = _found(roomy, request)
     needed = [0] * problem.num_devices if unlimited is None else unlimited.peak_bytes.tolist()
-    optional = with_options(problem, recompute=recompute, park=park)
+    optional = add_memory_options(problem, recompute=recompute, park=park)
     points: list[MemoryPoint] = []
     for share in sorted(shares):
         memory = {d: int(np.ceil(share * needed[d])) for d in limited}

@@ -16,8 +16,10 @@ def memory_is_tight(problem: Problem) -> bool:
     simulator, devices = Simulator(problem, "program"), np.arange(problem.num_devices)
     tried = [move_to_allowed(problem, np.tile(devices[:, None], (1, problem.num_groups)))]
     tried += [next(make(name).search(problem, np.random.default_rng(0))).placements for name in QUICK]
-    evaluation = simulator(np.concatenate(tried))
-    return bool(problem.num_ops and evaluation.overflow_bytes[evaluation.step_seconds.argmin()] > 0)
+    found = simulator.simulate(np.concatenate(tried))
+    if not problem.num_ops:
+        return False
+    return bool((found.peak_bytes[found.step_seconds.argmin()] > problem.cluster.memory_bytes).any())
 
 
 def with_options_if_tight(problem: Problem, *, recompute: bool = True, park: bool = True) -> Problem:
@@ -25,10 +27,10 @@ def with_options_if_tight(problem: Problem, *, recompute: bool = True, park: boo
     names = memory_rewrites(recompute, park)
     if problem.graph.has_options or not names or not memory_is_tight(problem):
         return problem
-    return with_options(problem, recompute=recompute, park=park)
+    return add_memory_options(problem, recompute=recompute, park=park)
 
 
-def with_options(problem: Problem, *, recompute: bool = True, park: bool = True) -> Problem:
+def add_memory_options(problem: Problem, *, recompute: bool = True, park: bool = True) -> Problem:
     """Returns the problem with optional ops, or itself if its graph has nothing to recompute or to park."""
     graph = rewrite_graph(problem.graph, memory_rewrites(recompute, park))
     return Problem.of(graph, problem.cluster, problem.grouping) if graph.has_options else problem
