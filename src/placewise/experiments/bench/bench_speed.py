@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from placewise.core.errors import CaptureError, InputError, ModelError, PlacewiseError, one_line
 from placewise.core.suggestions import did_you_mean
 from placewise.experiments.bench import Benchmark, Findings, Rows, option
+from placewise.experiments.bench.step_kernels import Kernels, differences, kernels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +61,9 @@ class StepSpeed(Benchmark):
     plan: str | None = option("file", "what the way `plan` runs: a plan of the only model, with its cluster", "PLAN")
     rounds: int = option("positive", "steps of each way that are measured, after the warm-up", default=9)
     seed: int = option("count", "random seed of the weights and the batch", default=0)
+    kernels: bool = option(
+        "flag", "instead: which kernels placewise launches more or less often than eager code", default=False
+    )
 
     def run(self) -> Findings:
         """Measures one model after the other."""
@@ -73,7 +77,10 @@ class StepSpeed(Benchmark):
         warnings: list[str] = []
         try:
             for model in models:
-                found, problems = compare_ways(model, ways, self.device, self.rounds, self.seed, self.plan)
+                if self.kernels:
+                    found, problems = compare_kernels(model, self.device, self.seed)
+                else:
+                    found, problems = compare_ways(model, ways, self.device, self.rounds, self.seed, self.plan)
                 rows += found
                 warnings += problems
         except KeyboardInterrupt:
@@ -129,6 +136,18 @@ def compare_ways(
     return rows, [f"{model}, {way}: {runner.problem}" for way, runner in runners.items() if runner.problem]
 
 
+def compare_kernels(model: str, device: str, seed: int = 0) -> tuple[Rows, list[str]]:
+    """Returns the kernels that eager code and placewise launch differently often, and what went wrong."""
+    found: dict[str, Kernels] = {}
+    for way in (EAGER, OURS):
+        with _started(model, way, device, seed, None) as runner:
+            runner.wait()
+            found[way] = runner.kernels()
+            if runner.problem:
+                return [], [f"{model}, {way}: {runner.problem}"]
+    return differences(model, found[EAGER], found[OURS], (EAGER, OURS)), []
+
+
 class _Runner:
     """A process that runs steps when it is asked to."""
 
@@ -166,6 +185,10 @@ class _Runner:
     def end(self) -> None:
         """Asks for the peak of all steps."""
         self.peak_bytes = self._ask("peak") or 0.0
+
+    def kernels(self) -> "Kernels":
+        """Asks for what a step launches."""
+        return self._ask("kernels") or {}
 
     def row(self, model: str, way: str, eager: "_Runner | None") -> dict[str, Any]:
         """Returns the figures, also as parts of eager code's."""
@@ -227,8 +250,12 @@ def _answer(connection: "Connection", step: _Step, device: str) -> None:
     _reset_peak(device)
     connection.send(("loss", losses[0]))
     while True:
-        if connection.recv() == "peak":
+        question = connection.recv()
+        if question == "peak":
             connection.send(("peak", _peak_bytes(device)))
+            continue
+        if question == "kernels":
+            connection.send(("kernels", kernels_of(step.run, step.synchronize, device)))
             continue
         begin = time.perf_counter()
         step.run()
