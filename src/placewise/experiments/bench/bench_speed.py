@@ -37,9 +37,15 @@ WAYS = {  # by kind of device
     "gpu": (EAGER, COMPILED, OURS, GRAPHS, FUSED, FUSED_GRAPHS),
 }
 
+OUTSIDE = "placewise.experiments.outside_models"  # of transformers and torchvision
+
 MODELS = {
     "cpu": ("gpt:batch=1,length=128", "resnet:batch=4", "inception-v3:batch=4", "rnnlm:batch=16"),
-    "gpu": ("gpt:batch=32,length=512,micro_batches=8", "resnet:batch=128", "inception-v3:batch=128"),
+    "gpu": (
+        *(f"{OUTSIDE}:{name}" for name in ("wide_llama_in_bf16", "wide_llama_bf16", "wide_llama")),
+        *("resnet:batch=128", "inception-v3:batch=128", "gpt:batch=32,length=512,micro_batches=8"),
+        *(f"{OUTSIDE}:{name}" for name in ("wide_bert_bf16", "vit_bf16", "t5_bf16", "convnext_bf16", "unet_bf16")),
+    ),
 }
 
 WARM_UP = 3  # steps: torch.compile compiles in the first one, and libraries choose their kernels
@@ -51,7 +57,9 @@ NO_FIGURE = "-"
 class StepSpeed(Benchmark):
     """Whole steps on one device: eager PyTorch, torch.compile and placewise, in turns."""
 
-    models: tuple[str, ...] = option("models", "default: some of the zoo, of a size for the device", default=())
+    models: tuple[str, ...] = option(
+        "models", "default: some of the zoo, and on a GPU of transformers and torchvision", default=()
+    )
     device: str = option("choice", "where the steps run", default="cpu", choices=("cpu", "gpu"))
     ways: tuple[str, ...] = option(
         "list",
