@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -290,6 +291,23 @@ def test_without_a_compiler_the_calls_run_one_after_the_other(monkeypatch: pytes
     train_step = compile_placement(problem, placement, None, step, one_thread_each(cpu_cluster(2)))
     assert bitwise(train_step(step.step.batch), eager_step(eager.step)[0])
     train_step.close()
+
+
+def test_a_damaged_cache_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can't be compiled with the cache that there is, is compiled with another one, and the first stays set."""
+    before, folders = os.environ.get("TORCHINDUCTOR_CACHE_DIR"), list[str | None]()
+
+    def compile_once_damaged(piece: Piece, device: torch.device, threads: int) -> Any:
+        folders.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+        if len(folders) == 1:
+            raise ImportError("file too short")
+        return piece.run
+
+    monkeypatch.setattr(inductor, "compile_piece", compile_once_damaged)
+    _, step = trained_net(fuse=True)
+    assert piece_kernels._compiled(Wanted(pieces_of(step)[0], "cpu", 1)) == pieces_of(step)[0].run
+    assert folders[0] == before == os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    assert folders[1] not in (None, before)
 
 
 # --- the command line ---

@@ -24,6 +24,8 @@ from placewise.graph_capture.program import Call, Slot
 from placewise.graph_capture.resolved_program import slots_of
 from placewise.rewrite.piece import Piece
 
+NO_COMPILER = "No working C++ compiler"  # in Inductor's error where there is none
+
 RELEASE = (  # a C++ kernel as Python calls it, so that other threads run meanwhile: Inductor's own holds Python's lock
     "auto given = std::make_tuple({}); "
     "{{ struct Unlocked {{ PyThreadState* state = PyEval_SaveThread(); ~Unlocked() {{ PyEval_RestoreThread(state); }} }} "

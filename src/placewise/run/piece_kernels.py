@@ -3,19 +3,23 @@
 A piece that can't be compiled (no C++ compiler, no Triton) runs its calls one after the other, as it means the same.
 """
 
+import atexit
 import copyreg
 import io
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from tempfile import mkdtemp
 from threading import Lock
 from typing import IO, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch._ops import OpOverload
@@ -83,9 +87,31 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
 
 
 def _compiled(wanted: Wanted) -> Kernel:
-    from placewise.run.inductor import compile_piece  # loads much of PyTorch that eager code does without
+    """Returns a new kernel. If that fails it is tried again with another cache.
 
-    return compile_piece(wanted.piece, torch.device(wanted.device), wanted.threads)
+    A process that is killed while it compiles can leave files in Inductor's cache that no later one can use.
+    """
+    from placewise.run.inductor import NO_COMPILER, compile_piece  # loads much of PyTorch that eager code does without
+
+    given = (wanted.piece, torch.device(wanted.device), wanted.threads)
+    try:
+        return compile_piece(*given)
+    except Exception as problem:
+        if NO_COMPILER in str(problem):
+            raise
+        from torch._inductor.utils import clear_inductor_caches
+
+        with patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=_spare_cache()):
+            clear_inductor_caches()
+            return compile_piece(*given)
+
+
+@cache
+def _spare_cache() -> str:
+    """Returns a folder for what this process alone compiles; it is removed when the process ends."""
+    folder = mkdtemp(prefix="placewise-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def why_not_compiled(piece: Piece, device: str, threads: int) -> str | None:
