@@ -14,7 +14,10 @@ from command_line import refused, write_tiny_files
 from placewise.cli import main
 from placewise.cli.parser import make_parser
 
-DAY = "place compare simulate bound detect profile run report runs resume models clusters strategies capture info import"
+DAY = (
+    "place compare simulate bound memory detect profile run report runs resume models clusters strategies capture info "
+    "import"
+)
 
 
 def parsers(parser: argparse.ArgumentParser | None = None) -> Iterator[argparse.ArgumentParser]:

@@ -235,7 +235,7 @@ def test_frozen_and_unused_parameters_stay_without_gradient_or_update() -> None:
     assert graph.tensors.nbytes[tensor(graph, "spare")] == 28
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {}])
+@pytest.mark.parametrize("options", [{"foreach": True}, {}])
 def test_updates_are_recorded_parameter_by_parameter(options: dict[str, bool]) -> None:
     model = Two()
     plain = pw.capture(model, torch.sum, torch.optim.Adam(model.parameters(), foreach=False), torch.randn(5, 3)).graph

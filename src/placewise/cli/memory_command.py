@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def add_memory(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(
-        commands, "memory", _memory, "show the step time where the GPUs have 100, 80, 60, 40 and 20% of the memory it needs"
+        commands, "memory", _memory, "show the step time where the GPUs have less and less of the memory that it needs"
     )
     add_problem_options(parser)
     add_memory_choices(parser)
