@@ -36,7 +36,7 @@ def test_random_networks_over_hosts_are_like_eager(ranks: int, networks: int, tm
 def test_a_rank_with_a_fault_ends_the_others_with_its_name(fault: str, line: str, tmp_path: Path) -> None:
     """The last rank ends, is stopped, waits for its batch or fails; the first ones say so and end."""
     ranks = 3 if fault == "stop" else 2
-    for rank, output in enumerate(run_ranks(ranks, ranks - 1, tmp_path, "--fault", fault, "--timeout", "3")):
+    for rank, output in enumerate(run_ranks(ranks, ranks - 1, tmp_path, "--fault", fault, "--timeout", "10")):
         found = re.fullmatch(rf"rank {rank} ends after [0-9.]+ s: " + line.format(ranks - 1, ranks - 1), output.strip())
         assert found, output
 
