@@ -79,3 +79,6 @@ def test_the_picture_has_a_dot_for_each_step_that_fits() -> None:
     assert picture.count("<circle") == 2
     assert picture.count("nothing fits") == 1
     assert "a &lt; b" in picture
+    assert [f">{tick}</text>" in picture for tick in ("0 s", "500 ms", "1 s", "1.5 s", "2.5 s", "3 s")] == [True] * 5 + [
+        False
+    ]

@@ -23,11 +23,11 @@ def describe_options(problem: Problem, placement: Ints) -> str:
         parts.append(f"recomputes {format_count(_storages(problem, again)[0], 'tensor')} in {format_seconds(seconds)}")
     idle = np.flatnonzero(runs & ~works)
     visits = np.isin(idle, graph.ops.reads.rows[graph.producer[graph.ops.reads.values] < 0])
-    for chosen, verb in ((idle[~visits], "wait in"), (idle[visits], "visit")):
+    for chosen, verbs in ((idle[~visits], ("waits in", "wait in")), (idle[visits], ("visits", "visit"))):
         for d, name in enumerate(names):
             if there := chosen[device[chosen] == d].tolist():
                 count, nbytes = _storages(problem, there)
-                parts.append(f"{format_count(count, 'tensor')} ({format_bytes(nbytes)}) {verb} {name}")
+                parts.append(f"{format_count(count, 'tensor')} ({format_bytes(nbytes)}) {verbs[count != 1]} {name}")
     return "; ".join(parts)
 
 
