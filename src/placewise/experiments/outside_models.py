@@ -25,24 +25,21 @@ IN_BF16, BF16 = "_in_bf16", "_bf16"
 
 def llama() -> TrainingStep:
     """12 layers of 1024, 16 heads with 4 of keys, 32 texts of 512 tokens in 8 micro-batches."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
-        vocab_size=32000, max_position_embeddings=512, use_cache=False,
-    )  # fmt: skip
-    return _language(LlamaForCausalLM(config), 32, 512, 8)  # type: ignore[no-untyped-call]
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
+    return _llama(32, 512, 8, sizes)
 
 
 def wide_llama() -> TrainingStep:
     """12 layers of 1536, 12 heads, 8 texts of 1024 tokens."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_attention_heads": 12, "num_key_value_heads": 12}
+    return _llama(8, 1024, 1, sizes)
+
+
+def _llama(rows: int, length: int, micro_batches: int, sizes: dict[str, int]) -> TrainingStep:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
-        hidden_size=1536, intermediate_size=4096, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=12,
-        vocab_size=32000, max_position_embeddings=1024, use_cache=False,
-    )  # fmt: skip
-    return _language(LlamaForCausalLM(config), 8, 1024, 1)  # type: ignore[no-untyped-call]
+    config = LlamaConfig(num_hidden_layers=12, vocab_size=32000, max_position_embeddings=length, use_cache=False, **sizes)  # type: ignore[arg-type]
+    return _language(LlamaForCausalLM(config), rows, length, micro_batches)  # type: ignore[no-untyped-call]
 
 
 def wide_bert() -> TrainingStep:

@@ -11,6 +11,7 @@ import torch
 from torch import Tag, Tensor
 from torch._ops import OpOverload
 
+from placewise.graph_capture.call_slots import slots_of, written_slots
 from placewise.graph_capture.program import HERE, Call, Slot
 
 MOST_CALLS = 1000  # of what is computed a second time
@@ -36,7 +37,7 @@ def find_early(
     """
     writers: dict[int, list[int]] = {}  # storage -> the calls that make it, a view of it, or write into it
     for number, call in enumerate(calls):
-        for storage in dict.fromkeys(storages[s] for s in (*call.results, *_written(call)) if s in storages):
+        for storage in dict.fromkeys(storages[s] for s in (*call.results, *written_slots(call)) if s in storages):
             writers.setdefault(storage, []).append(number)
     residents = {storages[leaf]: leaf for leaf in known if leaf in storages}
     needed: set[int] = set()
@@ -50,7 +51,7 @@ def find_early(
             return None  # a parameter, or the optimizer's state
         for number in writers.get(storage, ()):
             call = calls[number]
-            slots = _slots_in((call.args, call.kwargs))
+            slots = list(slots_of(call))
             if not isinstance(call.function, OpOverload) or Tag.nondeterministic_seeded in call.function.tags:
                 return None
             if not all(s in storages for s in slots):
@@ -89,24 +90,5 @@ def compute_early(slot: Slot, calls: Sequence[Call], residents: Mapping[Slot, Te
 
 def _makes(call: Call, storage: int, storages: Mapping[Slot, int]) -> bool:
     """Returns whether a call makes a storage, and not only a view of it."""
-    arguments = [storages[s] for s in _slots_in((call.args, call.kwargs)) if s in storages]
+    arguments = [storages[s] for s in list(slots_of(call)) if s in storages]
     return storage in [storages[s] for s in call.results] and storage not in arguments
-
-
-def _written(call: Call) -> list[Slot]:
-    """Returns the slots whose memory a call changes in place."""
-    if not isinstance(call.function, OpOverload):
-        return []
-    found = []
-    for position, argument in enumerate(call.function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = call.args[position] if position < len(call.args) else call.kwargs.get(argument.name)
-            found += _slots_in(given)
-    return found
-
-
-def _slots_in(value: Any) -> list[Slot]:
-    if type(value) is Slot:
-        return [value]
-    entries = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [slot for entry in entries for slot in _slots_in(entry)]

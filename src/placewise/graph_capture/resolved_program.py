@@ -1,9 +1,7 @@
 """A program with its slots resolved: each is a view of one of the graph's storages, or a value that the host keeps."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tag, Tensor
@@ -11,9 +9,9 @@ from torch._ops import OpOverload
 
 from placewise.core.errors import ExecutionError
 from placewise.core.graph import Graph
+from placewise.graph_capture.call_slots import slots_of, written_slots
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.fused_updates import FusedUpdate
-from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import Call, Check, Program, Slot
 from placewise.graph_capture.random_draws import without_state
 
@@ -149,33 +147,6 @@ def _made(graph: Graph, call: Call, count: int) -> list[int]:
             f"ops[{call.op}] {graph.ops.names[call.op]!r}: returns tensors that share memory, which can't be run"
         )
     return made[:count]
-
-
-def slots_of(call: Call) -> Iterator[Slot]:
-    """Yields the slots among a call's arguments, in order."""
-    return _slots((*call.args, *call.kwargs.values()))
-
-
-def _slots(value: Any) -> Iterator[Slot]:
-    if type(value) is Slot:
-        yield value
-    elif type(value) in (list, tuple):
-        for entry in value:
-            yield from _slots(entry)
-
-
-def written_slots(call: Call) -> list[Slot]:
-    """Returns the slots whose memory a call changes in place."""
-    if isinstance(call.function, OwnOp):
-        return [call.args[position] for position in sorted(call.function.mutated)]
-    if not isinstance(call.function, OpOverload):
-        return []
-    found = []
-    for position, argument in enumerate(call.function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = call.args[position] if position < len(call.args) else call.kwargs.get(argument.name)
-            found += list(_slots(given))
-    return found
 
 
 def is_random(call: Call) -> bool:

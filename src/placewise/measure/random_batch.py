@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.capture import CapturedStep
-from placewise.graph_capture.resolved_program import ResolvedProgram, slots_of
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.measure.ops import NUM_INDEXED, op_calls
 from placewise.models import load_step
 from placewise.run.backends.cpu_memory import keep_freed_memory

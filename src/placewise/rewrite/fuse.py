@@ -19,9 +19,10 @@ from placewise.core.errors import CaptureError
 from placewise.core.graph import PHASES, Graph, Ops, Tensors
 from placewise.core.grouping import module_path
 from placewise.core.labels import connected_components
+from placewise.graph_capture.call_slots import slots_of, written_slots
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Call, Layout, Program, Slot, fill_slots
-from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, slots_of, written_slots
+from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
 from placewise.rewrite.fusable_ops import DTYPE_NAMES, is_fusable
 from placewise.rewrite.piece import Like, Piece
 

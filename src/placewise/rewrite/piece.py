@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.program import HERE, Call, Slot, fill_slots
-from placewise.graph_capture.resolved_program import slots_of
 
 
 class Like(NamedTuple):

@@ -20,8 +20,8 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.program import Call, Slot
-from placewise.graph_capture.resolved_program import slots_of
 from placewise.rewrite.piece import Piece
 
 NO_COMPILER = "No working C++ compiler"  # in Inductor's error where there is none

@@ -96,6 +96,8 @@ def _compiled(wanted: Wanted) -> Kernel:
     given = (wanted.piece, torch.device(wanted.device), wanted.threads)
     try:
         return compile_piece(*given)
+    except NotImplementedError:  # what this piece does can't be compiled, whatever the cache
+        raise
     except Exception as problem:
         if NO_COMPILER in str(problem):
             raise

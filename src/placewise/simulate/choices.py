@@ -12,7 +12,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.problem import Problem
 from placewise.simulate.compile import kernel
-from placewise.simulate.flat_problem import Int32s, row_ends, unique_reads
+from placewise.simulate.flat_problem import Int32s, cluster_columns, row_ends, unique_reads
 from placewise.simulate.kernels import arrival_time
 
 
@@ -92,15 +92,7 @@ def flatten_choices(problem: Problem) -> FlatChoices:
         homes=homes.astype(np.int32),
         homeless=bool((homes < 0).any()),
         kept=graph.outputs.astype(np.int32),
-        memory_bytes=np.array(cluster.memory_bytes),
-        latency_seconds=np.array(cluster.latency_seconds).reshape(-1),
-        bytes_per_second=np.array(cluster.bytes_per_second).reshape(-1),
-        channels=cluster.channels.astype(np.int32).reshape(-1),
-        second_channels=cluster.second_channels.astype(np.int32).reshape(-1),
-        num_channels=len(cluster.channel_names),
-        hosts=cluster.hosts.astype(np.int32),
-        num_hosts=len(cluster.host_names),
-        dispatch_seconds=float(cluster.dispatch_seconds),
+        **cluster_columns(cluster),
     )
 
 

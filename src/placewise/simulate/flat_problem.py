@@ -5,12 +5,13 @@ launch order; so only reads that can come from another device are listed. And a 
 group, or its home), so a kernel need not keep track of tensors.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from placewise.core.arrays import Floats, Ints, Ragged
+from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 
 Int32s = NDArray[np.int32]
@@ -106,16 +107,23 @@ def flatten(problem: Problem) -> FlatProblem:
         storage_sizes=tensors.nbytes[made],
         resident_bytes=resident_bytes[:-1],
         floating_bytes=int(resident_bytes[-1]),
-        memory_bytes=np.array(cluster.memory_bytes),
-        latency_seconds=np.array(cluster.latency_seconds).reshape(-1),
-        bytes_per_second=np.array(cluster.bytes_per_second).reshape(-1),
-        channels=cluster.channels.astype(np.int32).reshape(-1),
-        second_channels=cluster.second_channels.astype(np.int32).reshape(-1),
-        num_channels=len(cluster.channel_names),
-        hosts=cluster.hosts.astype(np.int32),
-        num_hosts=len(cluster.host_names),
-        dispatch_seconds=float(cluster.dispatch_seconds),
+        **cluster_columns(cluster),
     )
+
+
+def cluster_columns(cluster: Cluster) -> dict[str, Any]:
+    """Returns what the kernels need to know of a cluster, by name."""
+    return {
+        "memory_bytes": np.array(cluster.memory_bytes),
+        "latency_seconds": np.array(cluster.latency_seconds).reshape(-1),
+        "bytes_per_second": np.array(cluster.bytes_per_second).reshape(-1),
+        "channels": cluster.channels.astype(np.int32).reshape(-1),
+        "second_channels": cluster.second_channels.astype(np.int32).reshape(-1),
+        "num_channels": len(cluster.channel_names),
+        "hosts": cluster.hosts.astype(np.int32),
+        "num_hosts": len(cluster.host_names),
+        "dispatch_seconds": float(cluster.dispatch_seconds),
+    }
 
 
 def copied_tensors(problem: Problem) -> Ints:

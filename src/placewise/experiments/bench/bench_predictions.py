@@ -7,12 +7,13 @@ its predictions were, whether their order was right, and whether what `auto` fou
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from placewise.core.errors import PlacewiseError
 from placewise.experiments.bench import Benchmark, Findings, Rows, option, required, table_of
 from placewise.experiments.bench.bench_measured import Prediction, predict_and_measure, prediction_quality
+from placewise.formats.files import write_bytes
 
 ZOO = (
     "nmt:layers=4,hidden=2048,batch=640,length=12",
@@ -53,9 +54,8 @@ class Predictions(Benchmark):
             options = Prediction(
                 model, self.cluster, self.strategies, self.seconds, self.budget, self.virtual, measurements=0, steps=5
             )
-            print(f"{model}:", file=sys.stderr)
             try:
-                rows, is_complete = predict_and_measure(options, cluster, tell)
+                rows, is_complete = predict_and_measure(options, cluster, partial(_tell, model))
             except KeyboardInterrupt:
                 is_complete = False
                 break
@@ -66,7 +66,7 @@ class Predictions(Benchmark):
                 continue
             found[model] = rows
             if self.page is not None:
-                Path(self.page).write_text(_page(found), "utf-8")
+                write_bytes(self.page, _page(found).encode())
             if not is_complete:
                 break
         summary = [{"model": model, **summary_of(rows)} for model, rows in found.items()]
@@ -82,9 +82,9 @@ class Predictions(Benchmark):
         return tuple(outside) if self.outside else ZOO
 
 
-def tell(line: str) -> None:
+def _tell(model: str, line: str) -> None:
     """Prints a line of progress."""
-    print(line, file=sys.stderr, flush=True)
+    print(f"{model}: {line}", file=sys.stderr, flush=True)
 
 
 def summary_of(rows: Rows) -> dict[str, Any]:

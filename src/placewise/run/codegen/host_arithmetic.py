@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from placewise.core.errors import StepChanged
+from placewise.graph_capture.call_slots import written_slots
 from placewise.graph_capture.program import Slot
-from placewise.graph_capture.resolved_program import ResolvedProgram, written_slots
+from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.run.codegen.source import Source
 
 Key = tuple[Slot, int]  # a value of the host, and how often the step has changed it in place by then

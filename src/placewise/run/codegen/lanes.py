@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from placewise.core.errors import ExecutionError
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.program import Check, Slot
-from placewise.graph_capture.resolved_program import HOST_VALUE, slots_of
+from placewise.graph_capture.resolved_program import HOST_VALUE
 from placewise.rewrite.piece import Piece
 from placewise.run.backends.cpu_threads import Cancellation, Signal
 from placewise.run.backends.protocol import Network, Streams

@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tag
 from torch._ops import OpOverload
 
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.fused_updates import FusedUpdate
-from placewise.graph_capture.resolved_program import HOST_VALUE, is_random, slots_of
+from placewise.graph_capture.resolved_program import HOST_VALUE, is_random
 from placewise.rewrite.piece import Piece
 from placewise.run.codegen.host_arithmetic import HostArithmetic
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, RunOp

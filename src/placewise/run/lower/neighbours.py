@@ -19,10 +19,11 @@ from torch._ops import OpOverload
 
 from placewise.core.arrays import Ints
 from placewise.core.problem import Problem
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.graph_builder import UPDATE
 from placewise.graph_capture.program import Call, Slot
-from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, slots_of
+from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instruction, Instructions, RunOp
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep

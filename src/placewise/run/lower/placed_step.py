@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from placewise.core.arrays import Ints
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.program import Slot
-from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, is_random, slots_of
+from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram, is_random
 from placewise.rewrite.augmented_program import wait, wait_together
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from placewise.graph_capture.call_slots import written_slots
 from placewise.graph_capture.program import Resident
-from placewise.graph_capture.resolved_program import ResolvedProgram, written_slots
+from placewise.graph_capture.resolved_program import ResolvedProgram
 
 MOST_NAMES = 12  # that the error lists, of each kind
 

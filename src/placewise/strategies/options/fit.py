@@ -75,28 +75,26 @@ def _rank(
 
 def tidy(model: ChoiceModel, chosen: Chosen) -> Chosen:
     """Returns the choice without the optional groups that are not needed: the step is no slower and fits as well."""
-    placement, result = chosen.placement, chosen.result
-    for group in np.flatnonzero(model.problem.optional & (placement != NOWHERE)).tolist():
-        without = placement.copy()
-        without[group] = NOWHERE
-        found = model.judge(without, chosen.order)
-        if found.overflow_bytes <= result.overflow_bytes and found.seconds <= result.seconds:
-            placement, result = without, found
-    return Chosen(placement, chosen.order, result)
+    for group in np.flatnonzero(model.problem.optional & (chosen.placement != NOWHERE)).tolist():
+        chosen = _unless_worse(model, chosen, np.array([group]), np.array([NOWHERE]))
+    return chosen
 
 
 def _without_needless(model: ChoiceModel, chosen: Chosen, changes: Changes, made: list[int]) -> Chosen:
     """Returns the choice without optional ops that are not needed: without them it overflows no more and is no slower."""
-    placement, result = chosen.placement, chosen.result
     for change in made:
         part = slice(changes.ends[change], changes.ends[change + 1])
         for entries in [range(part.start, part.stop), *([entry] for entry in range(part.start, part.stop))]:
-            groups, origins = changes.groups[list(entries)], changes.origins[list(entries)]
-            if (placement[groups] == origins).all():
-                continue
-            without = placement.copy()
-            without[groups] = origins
-            found = model.judge(without, chosen.order)
-            if found.overflow_bytes <= result.overflow_bytes and found.seconds <= result.seconds:
-                placement, result = without, found
-    return Chosen(placement, chosen.order, result)
+            chosen = _unless_worse(model, chosen, changes.groups[list(entries)], changes.origins[list(entries)])
+    return chosen
+
+
+def _unless_worse(model: ChoiceModel, chosen: Chosen, groups: Ints, places: Ints) -> Chosen:
+    """Returns the choice with some groups in these places, unless it then overflows more or is slower."""
+    if (chosen.placement[groups] == places).all():
+        return chosen
+    moved = chosen.placement.copy()
+    moved[groups] = places
+    found = model.judge(moved, chosen.order)
+    is_worse = found.overflow_bytes > chosen.result.overflow_bytes or found.seconds > chosen.result.seconds
+    return chosen if is_worse else Chosen(moved, chosen.order, found)
