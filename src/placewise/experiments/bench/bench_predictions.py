@@ -13,7 +13,6 @@ from typing import Any
 from placewise.core.errors import PlacewiseError
 from placewise.experiments.bench import Benchmark, Findings, Rows, option, required, table_of
 from placewise.experiments.bench.bench_measured import Prediction, predict_and_measure, prediction_quality
-from placewise.formats.files import write_bytes
 
 ZOO = (
     "nmt:layers=4,hidden=2048,batch=640,length=12",
@@ -45,6 +44,7 @@ class Predictions(Benchmark):
     def run(self) -> Findings:
         """Measures one model after the other; a model that can't be run is reported and left out."""
         from placewise.core.cluster import Cluster
+        from placewise.formats.files import write_bytes
 
         cluster = Cluster.load(self.cluster)
         found: dict[str, Rows] = {}
