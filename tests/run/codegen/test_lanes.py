@@ -204,6 +204,21 @@ def test_the_caller_may_write_what_the_step_only_reads() -> None:
         assert not placed.pinned
 
 
+def test_parameters_of_a_gpu_stay_there_though_they_wait_elsewhere_too() -> None:
+    """A parameter whose home is the GPU may wait in the CPU's memory: what is pinned is that copy, not the model's own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    step = with_options(capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch)))
+    waiting = 0
+    for seed in range(20):
+        placed = placed_at_random(step, seed, (True, False))
+        homes, producer = placed.tensor_devices, placed.resolved.graph.producer
+        waiting += sum(producer[read] < 0 and homes[read] == 0 for read in placed.held_ops.values())
+        assert [tensor for tensor in placed.pinned if homes[tensor] == 0] == []
+    assert waiting > 0
+
+
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_what_waits_for_gpus_needs_no_thread(is_frozen: bool) -> None:
     """Everything runs on a GPU, and waits in the host's memory: in the host's lane, by one copy there and one back.

@@ -91,9 +91,11 @@ class PlacedStep:
         return frozenset(found)
 
     def resident_of(self, tensor: int) -> int:
-        """Returns the resident tensor that one which the host keeps is, or else the tensor itself."""
+        """Returns the resident tensor that one which the host keeps there is, or else the tensor itself."""
         read = self.held_ops.get(int(self.resolved.graph.producer[tensor]))
-        return tensor if read is None or self.resolved.graph.producer[read] >= 0 else read
+        if read is None or self.resolved.graph.producer[read] >= 0 or self.tensor_devices[read] != self.tensor_devices[tensor]:
+            return tensor
+        return read
 
     @cached_property
     def last_reads(self) -> frozenset[int]:
