@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import tiny_cluster, tiny_graph
+from builders import graph_of, op, tensor, tiny_cluster, tiny_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, random_order, random_placements, steps
@@ -126,6 +126,14 @@ def test_a_free_that_is_too_early_is_found_by_the_op_that_needs_it(drawn: Drawn)
             if step.device == last.device:
                 with pytest.raises(PlanError, match="is not on the device"):
                     check_instructions(problem.graph, homes, replace(instructions, sequence=tuple(early)))
+
+
+def test_memory_that_was_freed_is_not_written() -> None:
+    """The second op writes over the first one's result without reading it, after that was freed."""
+    graph = graph_of([tensor("a"), tensor("a'", alias_of=0)], [op("make", writes=[0]), op("zero", writes=[1])])
+    sequence = (RunOp(0, 0), FreeTensor(0, 0), RunOp(1, 0))
+    with pytest.raises(PlanError, match="it writes the memory of tensor 0, which was freed"):
+        check_instructions(graph, np.zeros(2, np.int64), Instructions(("gpu:0",), sequence))
 
 
 @pytest.mark.parametrize(
