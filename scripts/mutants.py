@@ -33,6 +33,7 @@ SIMULATE, WAITS = "tests/simulate/test_simulator.py", "tests/run/lower"
 STORE, DAMAGED = "tests/search/test_store.py", "tests/search/test_damaged_run_files.py"
 DRIVER, CACHED, POOL = "tests/search/test_driver.py", "tests/evaluate/test_cached.py", "tests/evaluate/test_pool.py"
 LEARNED, IMPORTERS, BOUNDS = "tests/strategies/learned", "tests/formats/test_importers.py", "tests/bounds/test_bounds.py"
+DAG = "tests/bounds/test_dag.py"
 PAGE, AUTO = "tests/report/page", "tests/strategies/auto/test_auto.py"
 COMPOSED, DISTURBED = "tests/machines/test_composed.py", "tests/simulate/test_disturbances.py"
 CHECKS = "tests/measure/test_prediction_checks.py"
@@ -83,7 +84,11 @@ MUTANTS = (
     Mutant("bounds/longest_path.py", "least = longest.min(axis=1)", "least = longest.max(axis=1)", BOUNDS),
     Mutant("bounds/longest_path.py", "through = heads + dag.seconds + tails", "through = heads + tails", BOUNDS),
     Mutant("bounds/longest_path.py", "kept.add(source)", "pass", BOUNDS),
-    Mutant("bounds/shared_work.py", "np.where(self.problem.allowed, work, np.inf)", "work", BOUNDS),
+    Mutant("bounds/shared_work.py", "np.where(self.problem.allowed[:, self.firsts], work, np.inf)", "work", BOUNDS),
+    Mutant("bounds/dag.py", "classes = refined", "return np.array(classes)", DAG),
+    Mutant("bounds/dag.py", "if not best or rate < best[-1][1]:", "if not best:", DAG),
+    Mutant("bounds/dag.py", "here == there else np.flat", "True else np.flat", DAG),
+    Mutant("bounds/shared_work.py", "allowed[label] = can", "allowed[:] = True", DAG),
     Mutant("bounds/check/certificates.py", "seconds <= proved * (1 + TOLERANCE)", "seconds <= proved * 2", BOUNDS),
     Mutant("search/driver.py", "np.where(fits, evaluation.cost, np.inf).argmin()", "evaluation.cost.argmin()", DRIVER),
     Mutant("search/driver.py", "if evaluation.cost[row] < self.cost:", "if evaluation.cost[row] <= self.cost:", DRIVER),

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from placewise.bounds.certain_part import certain_part
-from placewise.bounds.dag import Dag, build_dag
+from placewise.bounds.dag import Dag, alike, build_dag
 from placewise.bounds.longest_path import longest_path
 from placewise.bounds.segments import Segmented, best_segments
-from placewise.bounds.shared_work import Prices, Shared, best_window, least_time
+from placewise.bounds.shared_work import Prices, Shared, best_window
 from placewise.core.arrays import Floats, Ints
 from placewise.core.problem import Problem
 
@@ -52,8 +52,12 @@ class _View:
     problem: Problem
 
     @cached_property
+    def classes(self) -> Ints:
+        return alike(self.problem)
+
+    @cached_property
     def dag(self) -> Dag:
-        return build_dag(self.problem)
+        return build_dag(self.problem, self.classes)
 
     @cached_property
     def heads(self) -> Floats:
@@ -65,7 +69,7 @@ class _View:
 
     @cached_property
     def shared(self) -> Shared:
-        return Shared.of(self.problem, self.dag)
+        return Shared.of(self.problem, self.classes)
 
 
 def _host(view: _View) -> Bound:
@@ -95,15 +99,16 @@ def _window(view: _View) -> Bound:
     prices = view.shared.prices(np.arange(problem.num_ops), np.zeros(problem.num_devices))
     heads, tails = view.heads.min(axis=1), view.tails.min(axis=1)
     with np.errstate(invalid="ignore"):
-        worth = np.where(np.isinf(view.dag.seconds), np.inf, view.dag.seconds * prices.seconds).min(axis=1)
+        least = prices.seconds[view.shared.firsts]
+        worth = np.where(np.isinf(view.dag.seconds), np.inf, view.dag.seconds * least).min(axis=1)
     window = best_window(worth, heads, tails, float(prices.seconds.sum()) or 1.0)
     ops = np.flatnonzero((heads >= window.head) & (tails >= window.tail))
-    starts = view.heads[ops].min(axis=0) + view.tails[ops].min(axis=0)
+    starts = (view.heads[ops].min(axis=0) + view.tails[ops].min(axis=0))[view.classes]
     return _shared(view, "window", ops, starts, {"head": window.head, "tail": window.tail})
 
 
 def _shared(view: _View, name: str, ops: Ints, starts: Floats, fields: dict[str, Any]) -> Bound:
-    shared, memory = view.shared, view.problem.cluster.memory_bytes
+    shared = view.shared
     starts = np.where(np.isinf(starts), 1e300, starts)  # a device that can run none of them never joins
     work = shared.work(ops)
     seconds, prices = 0.0, Prices(np.zeros_like(starts), np.zeros_like(starts))
@@ -112,7 +117,7 @@ def _shared(view: _View, name: str, ops: Ints, starts: Floats, fields: dict[str,
     )  # the linear program has T after every start, so one late start would spoil it
     for guess in (starts, together):
         candidate = shared.prices(ops, guess)
-        least = least_time(candidate, starts, work, shared.resident_bytes, memory)
+        least = shared.least_time(candidate, starts, work)
         if seconds < least < 1e299:
             seconds, prices = least, candidate
     certificate = {"prices": prices.seconds.tolist(), "memory_prices": prices.memory.tolist(), **fields}
@@ -120,7 +125,7 @@ def _shared(view: _View, name: str, ops: Ints, starts: Floats, fields: dict[str,
 
 
 def _segments(view: _View, seconds: float) -> Bound:
-    found: Segmented = best_segments(view.problem, view.dag, seconds)
+    found: Segmented = best_segments(view.problem, build_dag(view.problem), seconds)
     return Bound(found.seconds, "segments", found.certificate)
 
 

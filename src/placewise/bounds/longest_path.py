@@ -36,6 +36,10 @@ def longest_path(dag: Dag, heads: Floats, tails: Floats) -> Path:
 
 def _support(dag: Dag, heads: Floats, tails: Floats, ops: list[int]) -> Ints:
     """Returns the ops that determine the heads and tails of these ops."""
+
+    def copy_seconds(edge: int) -> Floats:
+        return np.asarray(dag.copies.seconds(np.array([edge]))[0])  # [devices, devices]
+
     forward, backward = _edges_by(dag.targets, dag.num_ops), _edges_by(dag.sources, dag.num_ops)
     kept = set(ops)
     waiting = list(ops)
@@ -43,7 +47,7 @@ def _support(dag: Dag, heads: Floats, tails: Floats, ops: list[int]) -> Ints:
         target = waiting.pop()
         for edge in forward[target]:
             source = int(dag.sources[edge])
-            arrival = (heads[source, :, None] + dag.seconds[source, :, None] + dag.copy_seconds[edge]).min(axis=0)
+            arrival = (heads[source, :, None] + dag.seconds[source, :, None] + copy_seconds(edge)).min(axis=0)
             if source not in kept and (arrival >= heads[target]).any():
                 kept.add(source)
                 waiting.append(source)
@@ -53,7 +57,7 @@ def _support(dag: Dag, heads: Floats, tails: Floats, ops: list[int]) -> Ints:
         source = waiting.pop()
         for edge in backward[source]:
             target = int(dag.targets[edge])
-            rest = (dag.copy_seconds[edge] + dag.seconds[target] + tails[target]).min(axis=1)
+            rest = (copy_seconds(edge) + dag.seconds[target] + tails[target]).min(axis=1)
             if target not in kept and (rest >= tails[source]).any():
                 kept.add(target)
                 waiting.append(target)

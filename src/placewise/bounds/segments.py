@@ -160,13 +160,14 @@ class Cutter:
         earliest, allowed = part.earliest, ~np.isinf(part.seconds)
         for edge in np.flatnonzero(self.dag.sources == source).tolist():
             if (i := number.get(int(self.dag.targets[edge]))) is not None:
-                earliest[i] = np.maximum(earliest[i], self.dag.copy_seconds[edge][pair[0], devices])
+                arrival = self.dag.copies.seconds(np.array([edge]))[0, pair[0], devices]
+                earliest[i] = np.maximum(earliest[i], arrival)
         for op, device in ((source, pair[0]), (target, pair[1])):
             allowed[part.groups == self.dag.groups[op]] &= devices == device
         groups = np.unique(part.groups, return_inverse=True)[1]
         seconds = restrict(part.seconds, allowed & ~np.isinf(earliest))
         return Segment(
-            Dag(seconds, np.where(np.isinf(earliest), 0.0, earliest), groups, part.sources, part.targets, part.copy_seconds),
+            Dag(seconds, np.where(np.isinf(earliest), 0.0, earliest), groups, part.sources, part.targets, part.copies),
             counts,
         )
 
@@ -255,5 +256,5 @@ def _longest_refuted(segment: Segment, path: float, limit: float, num_branchings
 
 def _key(segment: Segment, limit: float) -> bytes:
     dag = segment.dag
-    columns = (dag.seconds, dag.earliest, dag.groups, dag.sources, dag.targets, dag.copy_seconds, segment.counts)
+    columns = (dag.seconds, dag.earliest, dag.groups, dag.sources, dag.targets, *dag.copies, segment.counts)
     return b"|".join([np.float64(limit).tobytes(), *(np.ascontiguousarray(column).tobytes() for column in columns)])

@@ -10,19 +10,20 @@ solution of the linear program that spreads the groups over the devices.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from placewise.bounds.dag import Dag, interchangeable
 from placewise.core.arrays import Floats, Ints
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.simulate.flat_problem import tensor_groups
 
 ROUNDING = 1e-12  # relative error of a sum of many products
+MERGED_GROUPS = 4000  # of the linear program for the prices
 GRID = 96  # thresholds that are tried for the heads, and as many for the tails
 
 
@@ -45,30 +46,69 @@ class Shared:
     """The work and the memory that the devices of a problem share."""
 
     problem: Problem
-    dag: Dag
-    classes: Ints  # [devices]
+    classes: Ints  # [devices], of devices with the same times and memory
     resident_bytes: Floats  # [groups]
 
     @classmethod
-    def of(cls, problem: Problem, dag: Dag) -> "Shared":
+    def of(cls, problem: Problem, classes: Ints) -> "Shared":
         """Returns what the devices of a problem share."""
-        return cls(problem, dag, interchangeable(problem), _resident_bytes(problem))
+        return cls(problem, classes, _resident_bytes(problem))
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """The first device of each class: [classes]."""
+        return np.unique(self.classes, return_index=True)[1]
 
     def work(self, ops: Ints) -> Floats:
-        """Returns how long those of each group's ops that are in `ops` take on each device: [groups, devices]."""
-        work = np.zeros((self.problem.num_groups, self.problem.num_devices))
-        seconds = self.problem.op_seconds[ops]
-        for d in range(self.problem.num_devices):
-            work[:, d] = sum_by_label(self.dag.groups[ops], seconds[:, d], self.problem.num_groups)
-        return np.where(self.problem.allowed, work, np.inf)
+        """Returns how long those of each group's ops that are in `ops` take on a device of each class: [groups, classes]."""
+        work = np.zeros((self.problem.num_groups, len(self.firsts)))
+        groups = self.problem.op_groups[ops]
+        for c, first in enumerate(self.firsts.tolist()):
+            work[:, c] = sum_by_label(groups, self.problem.op_seconds[ops, first], self.problem.num_groups)
+        return np.where(self.problem.allowed[:, self.firsts], work, np.inf)
 
     def prices(self, ops: Ints, starts: Floats) -> Prices:
         """Returns the best prices for a set of ops that each device has T - `starts` [devices] seconds for."""
         work = self.work(ops)
         starts = np.where(starts < 1e299, starts, 0.0)  # a device that can run none of them needs no start
         used = np.flatnonzero((np.where(np.isinf(work), 0.0, work).sum(axis=1) > 0) | (self.resident_bytes > 0))
-        firsts = np.unique(self.classes, return_index=True)[1]
-        return _solve(self, work[np.ix_(used, firsts)], self.resident_bytes[used], starts[firsts])
+        merged, nbytes = _merge(work[used], self.resident_bytes[used])
+        return _solve(self, merged, nbytes, starts[self.firsts])
+
+    def least_time(self, prices: Prices, starts: Floats, work: Floats) -> float:
+        """Returns the least T that the prices allow, from starts [devices] and work [groups, classes].
+
+        It is infinite where no time is enough because the memory is not.
+        """
+        with np.errstate(invalid="ignore"):
+            cost = prices.seconds[self.firsts] * work + prices.memory[self.firsts] * self.resident_bytes[:, None]
+        cost[np.isinf(work)] = np.inf
+        paid, room = float(cost.min(axis=1, initial=np.inf).sum()), float(prices.memory @ self.problem.cluster.memory_bytes)
+        needed = paid - room - ROUNDING * (paid + room)
+        return _reach(prices.seconds, starts, needed) if needed > 0.0 else 0.0
+
+
+def _merge(work: Floats, nbytes: Floats) -> tuple[Floats, Floats]:
+    """Returns work [groups, classes] and bytes [groups] of at most about `MERGED_GROUPS` groups, which are sums of many.
+
+    Prices for these are valid for all, and nearly the best if the groups of a sum are alike: each has groups that can run on
+    the same classes and have nearly the same times there, relative to one another.
+    """
+    if len(work) <= MERGED_GROUPS:
+        return work, nbytes
+    can = ~np.isinf(work)
+    times = np.where(can, work, 0.0)
+    shares = times / np.maximum(times.sum(axis=1, keepdims=True), 1e-300)
+    kinds = np.unique(can, axis=0, return_inverse=True)[1].ravel()
+    order = np.lexsort((nbytes, *shares.T, kinds))
+    bucket = np.arange(len(order)) * MERGED_GROUPS // len(order) + kinds[order] * MERGED_GROUPS
+    label = np.empty(len(order), np.int64)
+    label[order] = np.unique(bucket, return_inverse=True)[1]
+    count = int(label.max()) + 1
+    merged = np.stack([sum_by_label(label, times[:, c], count) for c in range(work.shape[1])], axis=1)
+    allowed = np.zeros(merged.shape, np.bool_)
+    allowed[label] = can
+    return np.where(allowed, merged, np.inf), sum_by_label(label, nbytes, count)
 
 
 def _resident_bytes(problem: Problem) -> Floats:
@@ -80,29 +120,18 @@ def _resident_bytes(problem: Problem) -> Floats:
     return sum_by_label(home[home >= 0], nbytes[home >= 0], problem.num_groups)
 
 
-def least_time(prices: Prices, starts: Floats, work: Floats, nbytes: Floats, memory: Ints) -> float:
-    """Returns the least T that the prices allow, from starts [devices], work [groups, devices] and nbytes [groups].
-
-    It is infinite where no time is enough because the memory is not.
-    """
-    with np.errstate(invalid="ignore"):
-        cost = prices.seconds * work + prices.memory * nbytes[:, None]
-    cost = np.where(np.isinf(work), np.inf, cost)
-    paid, room = float(cost.min(axis=1, initial=np.inf).sum()), float(prices.memory @ memory)
-    needed = paid - room - ROUNDING * (paid + room)
-    if needed <= 0.0:
-        return 0.0
+def _reach(prices: Floats, starts: Floats, needed: float) -> float:
+    """Returns the least T whose seconds after starts [devices] are worth what is needed; infinite if no T is enough."""
     order = np.argsort(starts, kind="stable")
     price = 0.0  # sum_d p[d] max(0, T - starts[d]) is piecewise linear: each device joins at its start
-    reached, weighted = np.inf, 0.0
+    weighted = 0.0
     for rank, d in enumerate(order.tolist()):
-        price += float(prices.seconds[d])
-        weighted += float(prices.seconds[d] * starts[d])
+        price += float(prices[d])
+        weighted += float(prices[d] * starts[d])
         following = starts[order[rank + 1]] if rank + 1 < len(order) else np.inf
         if price > 0.0 and (needed + weighted) / price <= following:
-            reached = (needed + weighted) / price
-            break
-    return float(reached)
+            return (needed + weighted) / price
+    return float(np.inf)
 
 
 def _solve(shared: Shared, work: Floats, nbytes: Floats, starts: Floats) -> Prices:
