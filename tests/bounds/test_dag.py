@@ -26,7 +26,7 @@ Drawn = tuple[Step, np.random.Generator]
 def step_of_two_kinds(seed: int, num_ops: int, twins: bool) -> Problem:
     """Returns a random step of ops for GPUs, for CPUs or for both, on four equal GPUs and two equal CPUs.
 
-    Links are of three kinds, drawn for each pair of devices. With `twins` devices of one kind are near, and to a device of the
+    Links are of three kinds, drawn for each pair of devices. With `twins` devices of one kind are near; to a device of the
     other kind half of them are near while the other half has faster links.
     """
     rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def step_of_two_kinds(seed: int, num_ops: int, twins: bool) -> Problem:
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_ops=st.integers(1, 10), twins=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=200)
 def test_devices_that_are_alike_have_the_same_times(seed: int, num_ops: int, twins: bool) -> None:
     """One device of each class gives the heads and tails of all; twins are one class for each kind."""
     problem = step_of_two_kinds(seed, num_ops, twins)
