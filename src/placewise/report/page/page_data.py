@@ -19,8 +19,8 @@ from placewise.core.problem import Problem
 from placewise.report.chrome_trace import MeasuredTrace
 from placewise.report.comparisons import Comparisons
 from placewise.report.explanation import explain
-from placewise.report.page.peak_memory import Allocations, allocated_at, allocations_of, bytes_before_step, peak_positions
 from placewise.report.search_curves import Curve
+from placewise.simulate.peak_memory import Allocations, allocated_at, allocations_of, bytes_before_step, peak_positions
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.timeline import WAITS
 

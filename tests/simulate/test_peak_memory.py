@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, random_order, random_placements, steps
 
-from placewise.report.page.peak_memory import allocated_at, allocations_of, bytes_before_step, peak_positions
+from placewise.simulate.peak_memory import allocated_at, allocations_of, bytes_before_step, peak_positions
 from placewise.simulate.simulator import Simulator
 
 
