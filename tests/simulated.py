@@ -9,6 +9,7 @@ from builders import graph_data, op, tensor
 from hypothesis import strategies as st
 
 from placewise.core.arrays import Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.problem import NOWHERE, Problem
 from placewise.formats.cluster_file import parse_cluster
@@ -16,6 +17,18 @@ from placewise.formats.graph_file import parse_graph
 from placewise.simulate import reference
 
 GROUPINGS = ("colocated", "colocated", "single-consumer", "module", "coarse:3", "coarse:6")
+
+
+def all_proposals(search: Search) -> list[Proposal]:
+    """Returns all that a search proposes if everything fits and costs nothing."""
+    found, proposal = [], next(search)
+    while True:
+        found.append(proposal)
+        count = len(proposal.placements)
+        try:
+            proposal = search.send(Evaluation(np.zeros(count), np.zeros(count), np.zeros(count, np.int64)))
+        except StopIteration:
+            return found
 
 
 @dataclass(frozen=True)

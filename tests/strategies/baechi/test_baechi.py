@@ -7,7 +7,7 @@ import pytest
 from builders import graph_data, graph_of, graphs, mixed_cluster, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import Step, gpus, random_step, takes
+from simulated import Step, all_proposals, gpus, random_step, takes
 from small_problems import problem_or_reject
 
 from placewise.core.contracts import Proposal
@@ -15,6 +15,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
+from placewise.strategies.baechi.baechi import breadth_first
 from placewise.strategies.baechi.favourite_children import favourite_children
 
 NAMES = ("m-topo", "m-etf", "m-sct")
@@ -22,7 +23,7 @@ NAMES = ("m-topo", "m-etf", "m-sct")
 
 def proposals(name: str, problem: Problem, **settings: str) -> list[Proposal]:
     """Returns all that a strategy proposes."""
-    return list(make(name, settings).search(problem, np.random.default_rng(0)))
+    return all_proposals(make(name, settings).search(problem, np.random.default_rng(0)))
 
 
 def placed(name: str, problem: Problem, **settings: str) -> list[int]:
@@ -107,6 +108,66 @@ def test_a_device_waits_for_a_favourite_unless_another_op_is_urgent() -> None:
     assert second.orders is not None
     assert second.orders.tolist() == [[0, 1, 3, 2]]
     assert first.notes["model_seconds"] == 6
+
+
+def baechis_own(problem: Problem, readers: list[list[int]], ranks: list[int]) -> tuple[list[int], float]:
+    """Returns the devices and the end of Baechi's m-ETF where memory is plentiful, from all pairs of an op and a device.
+
+    A device has one queue for what it sends and receives. A copy takes 1 s and 1 s for each byte; op n reads the tensors
+    of the ops `readers[n]`.
+    """
+    devices, ends = [-1] * problem.num_ops, [0.0] * problem.num_ops
+    free, queue = [0.0] * problem.num_devices, [0.0] * problem.num_devices
+    arrived: dict[tuple[int, int], float] = {}
+
+    def arrival(m: int, d: int) -> tuple[float, float, float]:
+        """Returns when op m's tensor is on device d, when its sender is free again, and its receiver."""
+        if devices[m] == d or (m, d) in arrived:
+            return arrived.get((m, d), ends[m]), queue[devices[m]], queue[d]
+        seconds = 1.0 + problem.graph.tensors.nbytes[m]
+        sent = max(ends[m], queue[devices[m]])
+        received = max(sent, queue[d]) + seconds
+        return received, sent + seconds, received
+
+    left = set(range(problem.num_ops))
+    while left:
+        ready = [n for n in sorted(left, key=ranks.__getitem__) if not left & set(readers[n])]
+        pairs = [
+            (max([free[d], *(arrival(m, d)[0] for m in readers[n])]), ranks[n], d, n)
+            for n in ready
+            for d in range(problem.num_devices)
+        ]
+        _, _, d, n = min(pairs)
+        start = free[d]
+        for m in readers[n]:
+            here, queue[devices[m]], queue[d] = arrival(m, d)
+            if devices[m] != d:
+                arrived[m, d] = here
+            start = max(start, here)
+        devices[n], ends[n] = d, start + float(problem.op_seconds[n, d])
+        free[d] = ends[n]
+        left.remove(n)
+    return devices, max(ends, default=0.0)
+
+
+@pytest.mark.parametrize("ties", ["program", "breadth"])
+@given(seed=st.integers(0, 10**6))
+def test_one_queue_for_a_device_is_baechis_own_rule(ties: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    readers = [sorted({int(rng.integers(n)) for _ in range(rng.integers(3))}) if n else [] for n in range(14)]
+    ops = [takes(int(rng.integers(1, 6)), n, readers[n], [n]) for n in range(14)]
+    problem = problem_of(rng.integers(0, 5, 14).tolist(), ops, num_gpus=3, memory=10**6)
+    ranks = list(range(14)) if ties == "program" else breadth_first(problem).tolist()
+    first, _ = proposals("m-etf", problem, queue="device", ties=ties)
+    devices, end = baechis_own(problem, readers, ranks)
+    assert first.placements[0].tolist() == devices
+    assert first.notes["model_seconds"] == end
+
+
+def test_ties_breadth_first_by_hand() -> None:
+    """a -> b -> c and d -> e: a and d have their inputs first, then what they let run, b and e, and then c."""
+    ops = [takes(1, n, reads, [n]) for n, reads in enumerate(([], [0], [1], [], [3]))]
+    assert breadth_first(problem_of([1] * 5, ops)).tolist() == [0, 2, 4, 1, 3]
 
 
 def test_settings_are_checked() -> None:

@@ -8,7 +8,7 @@ import pytest
 from builders import graph_of, graphs, mixed_cluster, op, tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import random_step
+from simulated import all_proposals, random_step
 from small_problems import problem_or_reject
 
 from placewise.core.arrays import Ints
@@ -53,9 +53,9 @@ def ten_tasks() -> Problem:
     return Problem.of(graph_of(tensors, rows), machine("p1", "p2", "p3"))
 
 
-def proposals(name: str, problem: Problem) -> list[Proposal]:
+def proposals(name: str, problem: Problem, **settings: str) -> list[Proposal]:
     """Returns all that a strategy proposes."""
-    return list(make(name).search(problem, np.random.default_rng(0)))
+    return all_proposals(make(name, settings).search(problem, np.random.default_rng(0)))
 
 
 def test_the_ranks_of_the_papers_example() -> None:
@@ -65,7 +65,7 @@ def test_the_ranks_of_the_papers_example() -> None:
     tasks, everywhere = build_tasks(problem), np.ones(3, np.bool_)
     times = mean_op_seconds(problem, problem.allowed)
     upward = upward_ranks(tasks, times, mean_copy_seconds(problem, tasks.output_bytes, everywhere))
-    downward = downward_ranks(tasks, times, mean_copy_seconds(problem, tasks.input_bytes, everywhere))
+    downward = downward_ranks(tasks, times, mean_copy_seconds(problem, tasks.input_bytes, everywhere), False)
     expected = [108, 77, 80, 80, 69, 63 + 1 / 3, 42 + 2 / 3, 35 + 2 / 3, 44 + 1 / 3, 14 + 2 / 3]
     np.testing.assert_allclose(upward, expected)
     np.testing.assert_allclose(downward, [0, 31, 25, 22, 24, 27, 62 + 1 / 3, 66 + 2 / 3, 63 + 2 / 3, 93 + 1 / 3])
@@ -88,6 +88,14 @@ def test_cpop_on_the_papers_example() -> None:
     first, _ = proposals("cpop", ten_tasks())
     assert first.notes["model_seconds"] == 86
     assert [first.placements[0, n - 1] for n in (1, 2, 9, 10)] == [1, 1, 1, 1]
+
+
+def test_sagas_path_is_the_entry_op_alone() -> None:
+    """With its own time in place of that before it, the priority of n1 is 108 as before; n2's is 77 + 18 + 16.667, and no
+    other is 108. So P2 is not forced on the path: n1 alone goes to the device that is fastest for it, P3 (9)."""
+    first, _ = proposals("cpop", ten_tasks(), rank="saga")
+    assert first.placements[0, 0] == 2
+    assert first.notes["model_seconds"] < 86
 
 
 def heft_slowly(problem: Problem) -> tuple[Ints, float]:

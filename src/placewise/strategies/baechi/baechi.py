@@ -23,8 +23,13 @@ from placewise.strategies.list_scheduling.tasks import (
     place_the_rest,
     task_edges,
 )
+from placewise.strategies.memory_repair import propose_or_repair
 
 Devices = Literal["accelerators", "all"]  # as in the paper, no CPUs except for groups that run nowhere else; or all devices
+
+Queue = Literal["channel", "device"]  # copies wait for the machine's channels, or as in Baechi in one queue for a device
+
+Ties = Literal["program", "breadth"]  # go to the op that is first in the program; or, as in Baechi, breadth first
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,8 @@ class MTopo:
     devices: Devices = "accelerators"
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields one placement, in the evaluator's own order."""
-        yield Proposal(_fill(problem, _places(problem, self.devices))[None])
+        """Yields one placement, in the evaluator's own order; then a repaired one if it does not fit."""
+        yield from propose_or_repair(problem, Proposal(_fill(problem, _places(problem, self.devices))[None]))
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,14 @@ class MEtf:
     """
 
     devices: Devices = "accelerators"
+    queue: Queue = "channel"
+    ties: Ties = "program"
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
-        yield from _propose(problem, _places(problem, self.devices), np.full(problem.num_ops, -1))
+        """Yields the placement twice, in the evaluator's order and in the model's; a repaired one if it does not fit."""
+        favourites = np.full(problem.num_ops, -1)
+        scheduled = _schedules(problem, _places(problem, self.devices), favourites, self.queue, self.ties)
+        yield from propose_or_repair(problem, *scheduled)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class MSct:
     """
 
     devices: Devices = "accelerators"
+    queue: Queue = "channel"
+    ties: Ties = "program"
     threshold: float = 0.1
     lp_iterations: int = 50_000
 
@@ -70,13 +81,14 @@ class MSct:
         check_fields(self, "lp_iterations", lambda v: v >= 0, "must be at least 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
+        """Yields the placement twice, in the evaluator's order and in the model's; a repaired one if it does not fit."""
         places = _places(problem, self.devices)
         sources, targets, nbytes = task_edges(problem)
         copies = mean_copy_seconds(problem, nbytes, np.asarray(places.any(axis=0)))
         times = mean_op_seconds(problem, places)
         found = favourite_children(times, sources, targets, copies, self.threshold, self.lp_iterations)
-        yield from _propose(problem, places, np.full(problem.num_ops, -1) if found is None else found)
+        favourites = np.full(problem.num_ops, -1) if found is None else found
+        yield from propose_or_repair(problem, *_schedules(problem, places, favourites, self.queue, self.ties))
 
 
 def _places(problem: Problem, devices: Devices) -> Bools:
@@ -108,15 +120,32 @@ def _fill(problem: Problem, places: Bools) -> Ints:
     return place_the_rest(problem, placement)
 
 
-def _propose(problem: Problem, places: Bools, favourites: Ints) -> Search:
-    """Yields the placement of the model's schedule, then the same with the order of its starts."""
+def _schedules(problem: Problem, places: Bools, favourites: Ints, queue: Queue, ties: Ties) -> tuple[Proposal, Proposal]:
+    """Returns the placement of the model's schedule, and the same with the order of its starts."""
+    ranks = np.arange(problem.num_ops) if ties == "program" else breadth_first(problem)
     members = Ragged.grouped(problem.op_groups, np.arange(problem.num_ops), problem.num_groups)
     case = Case(
-        flatten(problem), build_dependencies(problem), places, favourites,
-        np.array(members.offsets), np.array(members.values),
+        flatten(problem), queue == "device", build_dependencies(problem), places, favourites,
+        np.array(members.offsets), np.array(members.values), ranks, np.argsort(ranks),
     )  # fmt: skip
     state = schedule_earliest(case)
     placement = place_the_rest(problem, state.devices)
     notes = {"model_seconds": float(state.ends.max(initial=0.0)), "num_favourites": int((favourites >= 0).sum())}
-    yield Proposal(placement[None], None, notes)
-    yield Proposal(placement[None], state.order[None], notes)
+    return Proposal(placement[None], None, notes), Proposal(placement[None], state.order[None], notes)
+
+
+def breadth_first(problem: Problem) -> Ints:
+    """Returns each op's place in the order in which ops have all inputs if they run first come, first served: [ops]."""
+    sources, targets, _ = task_edges(problem)
+    followers = Ragged.grouped(sources, targets, problem.num_ops)
+    waiting = np.bincount(targets, minlength=problem.num_ops).tolist()
+    ends, targets_of = followers.offsets.tolist(), followers.values.tolist()
+    queue = [n for n, count in enumerate(waiting) if not count]
+    for n in queue:  # it grows
+        for target in targets_of[ends[n] : ends[n + 1]]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                queue.append(target)
+    ranks = np.empty(problem.num_ops, np.int64)
+    ranks[queue] = np.arange(problem.num_ops)
+    return ranks

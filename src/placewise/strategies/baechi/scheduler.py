@@ -20,14 +20,22 @@ NOBODY = -1  # no op
 
 
 class Case(NamedTuple):
-    """What to schedule, and where it may run."""
+    """What to schedule, and where it may run.
+
+    A copy waits for the machine's channels and takes both of its link at once; or, with `device_queues`, it waits in
+    Baechi's one queue of each device for all that it sends and receives, first the sender's and then the receiver's, and an
+    estimate takes the copies of an op for independent.
+    """
 
     flat: FlatProblem
+    device_queues: bool
     waits: Dependencies
     allowed: Bools  # [groups, devices]
     favourites: Ints  # [ops], the favourite child of each op, which its device waits for, or -1
     member_ends: Ints  # [groups + 1], group g has the ops member_ends[g] .. member_ends[g + 1] of `members`
     members: Ints  # [ops]
+    ranks: Ints  # [ops], a topological order that decides ties: the lowest rank comes first
+    by_rank: Ints  # [ops], the op of each rank
 
 
 class State(NamedTuple):
@@ -40,18 +48,18 @@ class State(NamedTuple):
     pending: Ints  # [ops], how many values and ops each op still waits for
     arrivals: Floats  # [values * devices], or NEVER
     free: Floats  # [devices]
-    busy: Floats  # [channels]
-    trial: Floats  # [channels], scratch memory for a trial of `busy`
+    busy: Floats  # [channels], or [devices] with device queues
+    trial: Floats  # as `busy`, scratch memory for a trial of it
     used: Ints  # [devices], bytes
     uses: Ints  # [storages], how many uses of each are still to come
     last: Ints  # [devices], the op that a device ran last, or -1
 
 
 class Heaps(NamedTuple):
-    """A heap for each device; the op with the smallest key is on top, at index 0; ties go to the lowest op."""
+    """A heap for each device; the op with the smallest key is on top, at index 0; ties go to the lowest rank."""
 
     keys: Floats  # [devices, capacity]
-    ops: Ints  # [devices, capacity]
+    ranks: Ints  # [devices, capacity], of the ops
     counts: Ints  # [devices]
 
 
@@ -59,7 +67,7 @@ class Queues(NamedTuple):
     """The ops that wait for no other op, by device. An op may be in several; it counts while `_is_here` is true."""
 
     later: Heaps  # by a guess of the start
-    ready: Heaps  # by op: those that could start now
+    ready: Heaps  # by rank: those that could start now
     blocked: Ints  # [devices, capacity], ops without room
     num_blocked: Ints  # [devices]
 
@@ -68,7 +76,7 @@ class Queues(NamedTuple):
 def schedule_earliest(case: Case) -> State:
     """Returns the schedule that always starts the op that can start earliest where it fits.
 
-    Ties go to the lowest op and then to the lowest device. If nothing fits, `_forced_pair` decides.
+    Ties go to the lowest rank and then to the lowest device. If nothing fits, `_forced_pair` decides.
     """
     num_ops, num_devices = len(case.members), case.flat.num_devices
     state = _new_state(case)
@@ -100,6 +108,7 @@ def _new_state(case: Case) -> State:
     """Returns the state before the first op."""
     flat, waits = case.flat, case.waits
     num_ops, num_devices = len(flat.op_groups), flat.num_devices
+    num_queues = num_devices if case.device_queues else flat.num_channels
     uses = np.zeros(len(flat.storage_bytes), np.int64)
     for storage in flat.touch_storages:
         uses[storage] += 1
@@ -114,8 +123,8 @@ def _new_state(case: Case) -> State:
         waits.pending.astype(np.int64),
         np.full(len(waits.value_bytes) * num_devices, NEVER),
         np.zeros(num_devices),
-        np.zeros(flat.num_channels),
-        np.zeros(flat.num_channels),
+        np.zeros(num_queues),
+        np.zeros(num_queues),
         np.zeros(num_devices, np.int64),
         uses,
         np.full(num_devices, NOBODY, np.int64),
@@ -134,14 +143,14 @@ def _best_pair(case: Case, state: State, queues: Queues) -> tuple[float, int, in
             sooner, other = _urgent_op(case, state, queues, device, start)
             if other >= 0:
                 start, n = sooner, other
-        if n >= 0 and (start < best_start or (start == best_start and n < best)):
+        if n >= 0 and (start < best_start or (start == best_start and case.ranks[n] < case.ranks[best])):
             best_start, best, best_device = start, n, device
     return best_start, best, best_device
 
 
 @inner
 def _next_op(case: Case, state: State, queues: Queues, device: int) -> tuple[float, int]:
-    """Returns the start of the op that can start earliest on a device, and the op, or (inf, -1); ties go to the lowest op.
+    """Returns the start of the op that can start earliest on a device, and the op, or (inf, -1); ties go to the lowest rank.
 
     Ops that do not fit become blocked.
     """
@@ -150,16 +159,16 @@ def _next_op(case: Case, state: State, queues: Queues, device: int) -> tuple[flo
         guess = later.keys[device, 0] if later.counts[device] > 0 else np.inf
         from_later = guess <= free or ready.counts[device] == 0
         queue = later if from_later else ready
-        n = queue.ops[device, 0]
+        n = case.by_rank[queue.ranks[device, 0]]
         start = _earliest_start(case, state, n, device) if _is_here(case, state, n, device) else NEVER
         fits = start >= 0.0 and _has_room(case, state, n, device)
         if fits and guess > free and start <= (guess if from_later else free):
             return start, n
         _pop(queue, device)
         if fits and start <= free:
-            _push(ready, device, float(n), n)
+            _push(ready, device, float(case.ranks[n]), case.ranks[n])
         elif fits:
-            _push(later, device, start, n)
+            _push(later, device, start, case.ranks[n])
         elif start >= 0.0:
             queues.blocked[device, queues.num_blocked[device]] = n
             queues.num_blocked[device] += 1
@@ -190,12 +199,13 @@ def _awaited_op(case: Case, state: State, device: int) -> tuple[float, int]:
 def _urgent_op(case: Case, state: State, queues: Queues, device: int, before: float) -> tuple[float, int]:
     """Returns the earliest time at which an op could start on each of its devices, and that op, or (inf, -1).
 
-    The time must be before `before`; ties go to the lowest op.
+    The time must be before `before`; ties go to the lowest rank.
     """
     num_later = queues.later.counts[device]
     best, chosen = before, NOBODY
     for i in range(num_later + queues.ready.counts[device]):
-        n = queues.later.ops[device, i] if i < num_later else queues.ready.ops[device, i - num_later]
+        rank = queues.later.ranks[device, i] if i < num_later else queues.ready.ranks[device, i - num_later]
+        n = case.by_rank[rank]
         if not _is_here(case, state, n, device) or not _has_room(case, state, n, device):
             continue
         group, time = case.flat.op_groups[n], state.free[device]
@@ -203,7 +213,7 @@ def _urgent_op(case: Case, state: State, queues: Queues, device: int, before: fl
             is_place = other == device or (state.devices[group] < 0 and case.allowed[group, other])
             if is_place and time <= best:  # a later time can't be the best
                 time = max(time, _earliest_start(case, state, n, other))
-        if time < best or (time == best and n < chosen):
+        if time < best or (time == best and chosen >= 0 and rank < case.ranks[chosen]):
             best, chosen = time, n
     return (best, chosen) if chosen >= 0 else (np.inf, NOBODY)
 
@@ -252,7 +262,7 @@ def _bind(case: Case, state: State, queues: Queues, group: int, device: int) -> 
         for member in range(case.member_ends[group], case.member_ends[group + 1]):
             n = case.members[member]
             if state.pending[n] == 0 and state.ends[n] < 0.0:
-                _push(queues.later, device, 0.0, n)
+                _push(queues.later, device, 0.0, case.ranks[n])
 
 
 @inner
@@ -268,7 +278,7 @@ def _use(case: Case, state: State, queues: Queues, storage: int) -> None:
         n = blocked[i]
         if _is_here(case, state, n, device):
             if _has_room(case, state, n, device):
-                _push(queues.later, device, 0.0, n)
+                _push(queues.later, device, 0.0, case.ranks[n])
             else:
                 blocked[kept] = n
                 kept += 1
@@ -299,7 +309,7 @@ def _queue_op(case: Case, state: State, queues: Queues, n: int) -> None:
     """Puts an op that waits for no other op into the queues of the devices where it can run."""
     for device in range(case.flat.num_devices):
         if case.allowed[case.flat.op_groups[n], device] and _is_here(case, state, n, device):
-            _push(queues.later, device, _earliest_start(case, state, n, device), n)
+            _push(queues.later, device, _earliest_start(case, state, n, device), case.ranks[n])
 
 
 @inner
@@ -329,11 +339,17 @@ def _inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, k
         arrival = state.arrivals[value * flat.num_devices + device]
         if arrival < 0.0:
             link = there * flat.num_devices + device
-            channel, second = flat.channels[link], flat.second_channels[link]
             seconds = arrival_time(0.0, waits.value_bytes[value], flat.latency_seconds[link], flat.bytes_per_second[link])
-            arrival = max(made, busy[channel], busy[second]) + seconds
-            busy[channel] = arrival
-            busy[second] = arrival
+            if case.device_queues:
+                sent = max(made, busy[there])
+                arrival = max(sent, busy[device]) + seconds
+                if keep:
+                    busy[there], busy[device] = sent + seconds, arrival
+            else:
+                channel, second = flat.channels[link], flat.second_channels[link]
+                arrival = max(made, busy[channel], busy[second]) + seconds
+                busy[channel] = arrival
+                busy[second] = arrival
             if keep:
                 state.arrivals[value * flat.num_devices + device] = arrival
         ready = max(ready, arrival)
@@ -381,32 +397,32 @@ def _new_heaps(num_devices: int, capacity: int) -> Heaps:
 
 
 @inner
-def _push(heaps: Heaps, device: int, key: float, op: int) -> None:
-    """Adds an op to a device's heap."""
-    keys, ops, i = heaps.keys[device], heaps.ops[device], heaps.counts[device]
+def _push(heaps: Heaps, device: int, key: float, rank: int) -> None:
+    """Adds an op, by its rank, to a device's heap."""
+    keys, ranks, i = heaps.keys[device], heaps.ranks[device], heaps.counts[device]
     heaps.counts[device] += 1
     while i > 0:
         parent = (i - 1) // 2
-        if keys[parent] < key or (keys[parent] == key and ops[parent] <= op):
+        if keys[parent] < key or (keys[parent] == key and ranks[parent] <= rank):
             break
-        keys[i], ops[i] = keys[parent], ops[parent]
+        keys[i], ranks[i] = keys[parent], ranks[parent]
         i = parent
-    keys[i], ops[i] = key, op
+    keys[i], ranks[i] = key, rank
 
 
 @inner
 def _pop(heaps: Heaps, device: int) -> None:
     """Removes the top of a device's heap."""
-    keys, ops, size = heaps.keys[device], heaps.ops[device], heaps.counts[device] - 1
+    keys, ranks, size = heaps.keys[device], heaps.ranks[device], heaps.counts[device] - 1
     heaps.counts[device] = size
-    key, op, i = keys[size], ops[size], 0
+    key, rank, i = keys[size], ranks[size], 0
     while 2 * i + 1 < size:
         child = 2 * i + 1
         other = child + 1
-        if other < size and (keys[other] < keys[child] or (keys[other] == keys[child] and ops[other] < ops[child])):
+        if other < size and (keys[other] < keys[child] or (keys[other] == keys[child] and ranks[other] < ranks[child])):
             child = other
-        if key < keys[child] or (key == keys[child] and op <= ops[child]):
+        if key < keys[child] or (key == keys[child] and rank <= ranks[child]):
             break
-        keys[i], ops[i] = keys[child], ops[child]
+        keys[i], ranks[i] = keys[child], ranks[child]
         i = child
-    keys[i], ops[i] = key, op
+    keys[i], ranks[i] = key, rank

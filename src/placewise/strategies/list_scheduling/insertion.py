@@ -24,13 +24,17 @@ def upward_ranks(tasks: Tasks, op_seconds: Floats, output_seconds: Floats) -> Fl
 
 
 @kernel
-def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats) -> Floats:
-    """Returns each op's longest path from the start of the step, without its own time (rank_d): [ops]."""
+def downward_ranks(tasks: Tasks, op_seconds: Floats, input_seconds: Floats, with_own: bool) -> Floats:
+    """Returns each op's longest path from the start of the step, without its own time (rank_d): [ops].
+
+    `with_own` counts, as SAGA does, each op's own time on the path instead of that of the op before it.
+    """
     ranks = np.zeros(len(op_seconds))
     for n in range(len(op_seconds)):
         for edge in range(tasks.input_ends[n], tasks.input_ends[n + 1]):
             maker = tasks.input_ops[edge]
-            ranks[n] = max(ranks[n], ranks[maker] + op_seconds[maker] + input_seconds[edge])
+            counted = op_seconds[n] if with_own else op_seconds[maker]
+            ranks[n] = max(ranks[n], ranks[maker] + counted + input_seconds[edge])
     return ranks
 
 

@@ -5,6 +5,7 @@ All three have their own model of the machine, in which copies never wait; see d
 
 import heapq
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from placewise.strategies.list_scheduling.tasks import (
     mean_op_seconds,
     place_the_rest,
 )
+from placewise.strategies.memory_repair import propose_or_repair
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,19 @@ class Heft:
 class Cpop:
     """Puts the critical path on the device that runs it fastest, all else where it ends first (Topcuoglu et al. 2002).
 
-    Proposals and ties are as for HEFT. An op of the path that can't run on that device goes where it ends first.
+    Proposals and ties are as for HEFT. An op of the path that can't run on that device goes where it ends first. `rank` is
+    the paper's, or SAGA's, in which hardly ever more than the entry op is on the path.
     """
+
+    rank: Literal["paper", "saga"] = "paper"
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the placement twice: in the evaluator's own order, and in the order of the model's schedule."""
         tasks = build_tasks(problem)
         upward, op_seconds, _ = _mean_ranks(problem, tasks)
         means = mean_copy_seconds(problem, tasks.input_bytes, np.ones(problem.num_devices, np.bool_))
-        priorities = upward + downward_ranks(tasks, op_seconds, means)
-        path = critical_path(tasks, priorities)
+        priorities = upward + downward_ranks(tasks, op_seconds, means, self.rank == "saga")
+        path = critical_path(tasks, priorities) if self.rank == "paper" else _alike(tasks, priorities)
         wanted = np.full(problem.num_ops, -1)
         if len(path):
             can = problem.allowed[problem.op_groups[path]]  # [path, devices]
@@ -74,17 +79,20 @@ class CriticalPath:
     """
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields the placement twice: in the evaluator's own order, and with the longest remaining path first."""
+        """Yields the placement twice: in the evaluator's own order, and with the longest remaining path first.
+
+        If neither fits, a repaired one follows.
+        """
         tasks = build_tasks(problem)
         ranks, _, output_seconds = _mean_ranks(problem, tasks)
         path = _longest_path(tasks, ranks, output_seconds)
         placement = _balance(problem, path)
-        yield Proposal(placement[None])
         flat, waits = flatten(problem), build_dependencies(problem)
         work, schedule = new_workspace(flat, problem.num_groups), new_priority_workspace(flat, waits)
         work.devices[:] = placement
         priority_order(flat, waits, work, schedule)
-        yield Proposal(placement[None], schedule.order.astype(np.int64)[None])
+        ordered = Proposal(placement[None], schedule.order.astype(np.int64)[None])
+        yield from propose_or_repair(problem, Proposal(placement[None]), ordered)
 
 
 def critical_path(tasks: Tasks, priorities: Floats) -> Ints:
@@ -100,6 +108,12 @@ def critical_path(tasks: Tasks, priorities: Floats) -> Ints:
             break
         path.append(int(successors[priorities[successors].argmax()]))
     return np.array(path, np.int64)
+
+
+def _alike(tasks: Tasks, priorities: Floats) -> Ints:
+    """Returns the ops with the priority of the highest entry op."""
+    entries = np.flatnonzero(np.diff(tasks.input_ends) == 0)
+    return np.flatnonzero(np.isclose(priorities, priorities[entries].max(initial=0.0)))
 
 
 def _mean_ranks(problem: Problem, tasks: Tasks) -> tuple[Floats, Floats, Floats]:
