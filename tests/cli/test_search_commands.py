@@ -162,6 +162,20 @@ def test_nothing_fits_says_where_and_by_how_much(graph: Path, tmp_path: Path, ca
     assert not plan.exists()
 
 
+def test_a_strategy_that_cannot_be_used_here_leaves_nothing(
+    graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster, runs = tmp_path / "gpus.toml", tmp_path / "runs.db"
+    write_cluster(tiny_cluster(), cluster)
+    command = ["place", str(graph), "--cluster", str(cluster), "--run-file", str(runs)]
+    assert "cpu-only needs a CPU, and tiny has none" in refused([*command, "--strategy", "cpu-only"], capsys)
+    assert list(tmp_path.iterdir()) == [cluster]
+    assert main([*command, "--strategy", "gpu-only", "--quiet"]) == 0
+    assert "cpu-only needs a CPU" in refused([*command, "--strategy", "cpu-only"], capsys)
+    assert main(["runs", str(runs), "--json"]) == 0
+    assert [run["strategy"] for run in said(capsys)["runs"]] == ["gpu-only"]
+
+
 @pytest.mark.parametrize(
     ("others", "rule"),
     [

@@ -70,7 +70,7 @@ channel = ["a card", "b card"]
 
 STRATEGIES = (
     "random", "hill-climb", "annealing", "genetic", "heft", "cpop", "critical-path", "m-topo", "m-etf", "pipeline",
-    "balanced", "expert", "towers", "gpu-only", "cpu-only", "round-robin", "post", "metis", "scotch",
+    "balanced", "expert", "towers", "gpu-only", "even", "round-robin", "post", "metis", "scotch",
 )  # fmt: skip
 
 Mutate = Callable[[Path, random.Random], None]

@@ -1,5 +1,6 @@
 """From a problem to a plan: the one place where bound, evaluator, strategy, search and record are put together."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +15,7 @@ import numpy as np
 from placewise.core.carried_placements import carry_over
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.contracts import Evaluator, Strategy
-from placewise.core.errors import InputError, NothingFits
+from placewise.core.errors import InputError, NothingFits, StrategyError
 from placewise.core.graph import Graph, as_graph
 from placewise.core.grouping import COLOCATED
 from placewise.core.plan import Plan, digest_of_graph
@@ -99,11 +100,19 @@ class Planner:
         if record is None or isinstance(record, Run):
             yield record
             return
-        specification = specify(self.problem, self.request)
+        specification, is_new_file = specify(self.problem, self.request), not os.path.lexists(record)
         with RunFile(record) as file:
             number = file.find(specification)
             with file.create(specification, self.problem) if number is None else Run(file, number) as run:
-                yield run
+                try:
+                    yield run
+                except StrategyError:  # it can't be used here: nothing is left of the attempt
+                    if number is None:
+                        run.forget()
+                    if is_new_file and next(file.numbers(), None) is None:
+                        file.close()
+                        Path(record).unlink(missing_ok=True)
+                    raise
 
     def schedule(self, outcome: Outcome) -> Schedule:
         """Returns what the simulator predicts for the best placement; NothingFits if there is none."""

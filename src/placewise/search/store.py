@@ -319,6 +319,11 @@ class Run:
         """Returns the batches recorded so far."""
         return self.file.batches(self.number)
 
+    def forget(self) -> None:
+        """Deletes the run if it has no batches."""
+        if not self._count:
+            self.file.execute("delete from runs where id = ?", (self.number,))
+
     def add(self, batch: JudgedBatch) -> None:
         """Commits a batch; one that took long is on the disk when this returns."""
         is_slow = time.monotonic() - self._last > SLOW_SECONDS

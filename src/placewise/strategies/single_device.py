@@ -7,19 +7,20 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Proposal, Search
+from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 
 
 @dataclass(frozen=True)
 class CpuOnly:
-    """Everything on the first CPU; a group that can't run there goes to the first device that can run it.
-
-    Without a CPU, the first device takes its place.
-    """
+    """Everything on the first CPU; a group that can't run there goes to the first device that can run it."""
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
-        """Yields one placement."""
-        device = [*cpus(problem), 0][0]
+        """Yields one placement; raises StrategyError on a machine without a CPU."""
+        found = cpus(problem)
+        if not found:
+            raise StrategyError(f"cpu-only needs a CPU, and {problem.cluster.name} has none")
+        device = found[0]
         yield Proposal(move_to_allowed(problem, np.full((1, problem.num_groups), device)))
 
 
