@@ -1,5 +1,6 @@
 """Drawing and changing placements: what is drawn, what is kept, and that small problems are solved."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,6 +18,7 @@ from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
+from placewise.strategies.blocks import Blocks
 from placewise.strategies.sampling import Annealing, Choices, Even, Genetic, HillClimb, Random, single_placements
 
 
@@ -225,3 +227,19 @@ def test_random_ends_where_there_is_no_choice() -> None:
 def test_parameters_out_of_range_are_refused(make_one: type, rule: str) -> None:
     with pytest.raises(ValueError, match=rule):
         make_one()
+
+
+@pytest.mark.parametrize("strategy", [Random(), HillClimb(), Annealing(), Genetic()])
+def test_blocks_of_a_grouping_stay_together(strategy: Random | HillClimb | Annealing | Genetic) -> None:
+    """Of eight groups in two chains, `coarse:2` makes two blocks; all that is proposed has one device for each."""
+    problem = two_chains(4, 3)
+    strategy = replace(strategy, grouping="coarse:2")
+    of_group = Blocks.of(problem, "coarse:2").of_group
+    proposals, simulator = strategy.search(problem, np.random.default_rng(0)), Simulator(problem)
+    proposal = next(proposals)
+    for _ in range(5):
+        for block in range(2):
+            assert (np.ptp(proposal.placements[:, of_group == block], axis=1) == 0).all()
+        proposal = proposals.send(simulator(proposal.placements))
+    with pytest.raises(ValueError, match="unknown grouping"):
+        replace(strategy, grouping="nothing")

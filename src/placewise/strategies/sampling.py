@@ -1,4 +1,7 @@
-"""Search by drawing and changing placements: random, even, hill climbing, simulated annealing, a genetic algorithm."""
+"""Search by drawing and changing placements: random, even, hill climbing, simulated annealing, a genetic algorithm.
+
+Each decides for the blocks of its `grouping`; by default a block is a group of the problem.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,7 +9,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Bools, Floats, Ints
-from placewise.core.contracts import Proposal, Search
+from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.grouping import COLOCATED
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.hyper_parameters import check_fields
@@ -20,18 +24,16 @@ class Random:
     """Draws every group's device uniformly from those that it can run on, without end."""
 
     batch: int = 64  # placements at a time
+    grouping: str = COLOCATED
 
     def __post_init__(self) -> None:
         check_fields(self, "batch", lambda v: v >= 1, "must be at least 1")
+        check_grouping(self.grouping)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields random placements; only one if there is no choice."""
-        choices = Choices.of(problem)
-        if not len(choices.movable):
-            yield Proposal(choices.draw(rng, 1))
-            return
-        while True:
-            yield Proposal(choices.draw(rng, self.batch))
+        blocks = Blocks.of(problem, self.grouping)
+        yield from _drawn(blocks, Choices.among(blocks.allowed), self.batch, rng)
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,7 @@ class Even:
         blocks = Blocks.of(problem, self.grouping)
         on_gpus = blocks.allowed & np.isin(np.arange(problem.num_devices), accelerators(problem))  # [blocks, devices]
         choices = Choices.among(np.where(on_gpus.any(axis=1, keepdims=True), on_gpus, blocks.allowed))
-        if not len(choices.movable):
-            yield Proposal(blocks.expand(choices.draw(rng, 1)))
-            return
-        while True:
-            yield Proposal(blocks.expand(choices.draw(rng, self.batch)))
+        yield from _drawn(blocks, choices, self.batch, rng)
 
 
 @dataclass(frozen=True)
@@ -70,19 +68,22 @@ class HillClimb:
 
     neighbours: int = 16
     start: Start = "single"
+    grouping: str = COLOCATED
 
     def __post_init__(self) -> None:
         check_fields(self, "neighbours", lambda v: v >= 1, "must be at least 1")
+        check_grouping(self.grouping)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the start, then changes to the incumbent without end; only the start if there is no choice."""
-        choices = Choices.of(problem)
-        first = choices.start(problem, self.start, rng, 1)
-        cost = (yield Proposal(first)).cost
+        blocks = Blocks.of(problem, self.grouping)
+        choices = Choices.among(blocks.allowed)
+        first = choices.start(single_blocks(problem, blocks), self.start, rng, 1)
+        cost = (yield Proposal(blocks.expand(first))).cost
         best, best_cost = first[cost.argmin()], cost.min()
         while len(choices.movable):
             changed = choices.change(np.repeat(best[None], self.neighbours, axis=0), rng)
-            cost = (yield Proposal(changed)).cost
+            cost = (yield Proposal(blocks.expand(changed))).cost
             row = cost.argmin()
             if cost[row] <= best_cost:
                 best, best_cost = changed[row], cost[row]
@@ -104,21 +105,24 @@ class Annealing:
     calibration: int = 32  # changes to the start that set the first temperature
     first_acceptance: float = 0.1
     start: Start = "single"
+    grouping: str = COLOCATED
 
     def __post_init__(self) -> None:
+        check_grouping(self.grouping)
         check_fields(self, "chains evaluations calibration", lambda v: v >= 1, "must be at least 1")
         check_fields(self, "cooling first_acceptance", lambda v: 0 < v < 1, "must be above 0 and below 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the start, changes to it, then a change of every chain without end."""
-        choices = Choices.of(problem)
-        first = choices.start(problem, self.start, rng, 1)
-        cost = (yield Proposal(first)).cost
+        blocks = Blocks.of(problem, self.grouping)
+        choices = Choices.among(blocks.allowed)
+        first = choices.start(single_blocks(problem, blocks), self.start, rng, 1)
+        cost = (yield Proposal(blocks.expand(first))).cost
         if not len(choices.movable):
             return
         best, best_cost = first[cost.argmin()], cost.min()
         changed = choices.change(np.repeat(best[None], self.calibration, axis=0), rng)
-        cost = (yield Proposal(changed)).cost
+        cost = (yield Proposal(blocks.expand(changed))).cost
         hot = _first_temperature(cost - best_cost, self.first_acceptance)
         spent = len(first) + len(changed)
         if cost.min() <= best_cost:
@@ -128,7 +132,7 @@ class Annealing:
         while True:
             temperature = hot * self.cooling ** min(spent / self.evaluations, 1.0)
             changed = choices.change(current, rng)
-            cost = (yield Proposal(changed, notes={"temperature": temperature})).cost
+            cost = (yield Proposal(blocks.expand(changed), notes={"temperature": temperature})).cost
             spent += len(changed)
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # 0 / 0 if nothing takes time
                 taken = (cost <= current_cost) | (rng.random(len(cost)) < np.exp((current_cost - cost) / temperature))
@@ -149,15 +153,26 @@ class Genetic:
     crossover: Literal["stretch", "uniform"] = "stretch"
     mutations: float = 2.0
     start: Start = "single"
+    grouping: str = COLOCATED
 
     def __post_init__(self) -> None:
+        check_grouping(self.grouping)
         check_fields(self, "population", lambda v: v >= 2, "must be at least 2")
         check_fields(self, "mutations", lambda v: v >= 0, "must be at least 0")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the first population, then generations of children without end."""
-        choices = Choices.of(problem)
-        yield from self.evolve(choices, choices.start(problem, self.start, rng, self.population), rng)
+        blocks = Blocks.of(problem, self.grouping)
+        choices = Choices.among(blocks.allowed)
+        first = choices.start(single_blocks(problem, blocks), self.start, rng, self.population)
+        search = self.evolve(choices, first, rng)
+        evaluation: Evaluation | None = None
+        while True:
+            try:
+                proposal = next(search) if evaluation is None else search.send(evaluation)
+            except StopIteration:
+                return
+            evaluation = yield Proposal(blocks.expand(proposal.placements))
 
     def evolve(self, choices: "Choices", parents: Ints, rng: np.random.Generator) -> Search:
         """Yields a given first population [at least 1, groups], then generations of children without end."""
@@ -209,11 +224,10 @@ class Choices(NamedTuple):
         placements: Ints = self.devices[np.arange(len(self.counts)), ranks]
         return placements
 
-    def start(self, problem: Problem, kind: Start, rng: np.random.Generator, batch: int) -> Ints:
+    def start(self, singles: Ints, kind: Start, rng: np.random.Generator, batch: int) -> Ints:
         """Returns at least `batch` placements to begin with: random ones, after those on a single device for "single"."""
         if kind == "random" or not len(self.movable):
             return self.draw(rng, batch)
-        singles = single_placements(problem)
         return np.concatenate([singles, self.draw(rng, max(batch - len(singles), 0))])
 
     def change(self, placements: Ints, rng: np.random.Generator) -> Ints:
@@ -242,6 +256,20 @@ class Choices(NamedTuple):
 def single_placements(problem: Problem) -> Ints:
     """Returns a placement for each device, with every group there that can run there: [devices, groups]."""
     return move_to_allowed(problem, np.repeat(np.arange(problem.num_devices)[:, None], problem.num_groups, axis=1))
+
+
+def single_blocks(problem: Problem, blocks: Blocks) -> Ints:
+    """Returns a placement of the blocks for each device, with every block there that can run there: [devices, blocks]."""
+    return np.stack([blocks.contract(placement) for placement in single_placements(problem)])
+
+
+def _drawn(blocks: Blocks, choices: "Choices", batch: int, rng: np.random.Generator) -> Search:
+    """Yields batches of drawn placements without end; only one placement if there is no choice."""
+    if not len(choices.movable):
+        yield Proposal(blocks.expand(choices.draw(rng, 1)))
+        return
+    while True:
+        yield Proposal(blocks.expand(choices.draw(rng, batch)))
 
 
 def _first_temperature(increases: Floats, acceptance: float) -> float:
