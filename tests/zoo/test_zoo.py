@@ -58,6 +58,23 @@ def test_nmt_parameter_count() -> None:
     assert num_parameters(zoo.build_step("nmt:layers=1,hidden=2,vocab=3")) == 12 + 2 * 48 + 18 + 9
 
 
+def test_nmt_with_input_feeding_reads_the_attention_of_the_step_before() -> None:
+    """The decoder's first cell has inputs of width 4, not 2: 4*2*2 more weights."""
+    size = "layers=1,hidden=2,vocab=3,batch=1,length=2"
+    plain, fed = zoo.build_step(f"nmt:{size}", "cpu"), zoo.build_step(f"nmt:{size},input_feeding=true", "cpu")
+    assert num_parameters(fed) - num_parameters(plain) == 16
+    for step, is_read in ((plain, False), (fed, True)):
+        attended: list[torch.Tensor] = []
+        model = step.model
+        model.get_submodule("attention").register_forward_hook(
+            lambda module, given, result, kept=attended: kept.append(result)
+        )
+        tokens = torch.zeros(1, 2, dtype=torch.long)
+        logits = model(tokens, tokens)
+        (gradient,) = torch.autograd.grad(logits[1].sum(), attended[0], allow_unused=True)
+        assert (gradient is not None) == is_read
+
+
 def test_nmt_layers_are_told_apart_by_path() -> None:
     names = dict(zoo.build_step("nmt:layers=4").model.named_modules())
     assert {"encoder.embedding", "encoder.layers.0", "decoder.layers.3", "attention", "projection"} <= names.keys()
@@ -204,6 +221,7 @@ def test_options_have_the_papers_defaults() -> None:
         "length": 40,
         "batch": 64,
         "vocab": 32000,
+        "input_feeding": False,
         "micro_batches": 1,
     }
 
@@ -226,7 +244,7 @@ def test_micro_batches() -> None:
         ("nmt:layers=1,layers=2", "model 'nmt': option 'layers' must be given once, got 'nmt:layers=1,layers=2'"),
         (
             "nmt:steps=3",
-            "model 'nmt': unknown option 'steps': expected one of layers, hidden, length, batch, vocab, micro",
+            "model 'nmt': unknown option 'steps': expected one of layers, hidden, length, batch, vocab, input_feeding",
         ),
         ("resnet:depth=51", "model 'resnet': option 'depth' must be one of 50, 101, 152, 200, got 51"),
         ("gpt:size=tiny", "model 'gpt': option 'size' must be one of small, medium, large, xl, got tiny"),

@@ -11,9 +11,10 @@ from placewise.graph_capture.training_step import TrainingStep
 State = tuple[Tensor, Tensor]  # Hidden and cell state of one layer, both [batch, hidden].
 
 
-def lstm_layers(num_layers: int, hidden: int) -> nn.ModuleList:
-    """Returns stacked LSTM cells with inputs and outputs of the same width."""
-    return nn.ModuleList(nn.LSTMCell(hidden, hidden) for _ in range(num_layers))
+def lstm_layers(num_layers: int, hidden: int, width: int | None = None) -> nn.ModuleList:
+    """Returns stacked LSTM cells with inputs and outputs of the same width, or with inputs of `width` for the first."""
+    widths = [hidden if width is None else width, *[hidden] * (num_layers - 1)]
+    return nn.ModuleList(nn.LSTMCell(of, hidden) for of in widths)
 
 
 def advance(layers: nn.ModuleList, x: Tensor, states: Sequence[State | None]) -> list[State]:
@@ -56,10 +57,10 @@ class Rnnlm(nn.Module):
 class Recurrence(nn.Module):
     """The embedding and the cells of an encoder or a decoder."""
 
-    def __init__(self, num_layers: int, hidden: int, vocab: int) -> None:
+    def __init__(self, num_layers: int, hidden: int, vocab: int, width: int | None = None) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab, hidden)
-        self.layers = lstm_layers(num_layers, hidden)
+        self.layers = lstm_layers(num_layers, hidden, width)
 
 
 class Attention(nn.Module):
@@ -84,12 +85,17 @@ class Attention(nn.Module):
 
 
 class Nmt(nn.Module):
-    """An encoder and a decoder of the same depth; the top of the decoder attends to the top of the encoder."""
+    """An encoder and a decoder of the same depth; the top of the decoder attends to the top of the encoder.
 
-    def __init__(self, num_layers: int, hidden: int, vocab: int) -> None:
+    With input feeding (Luong, Pham, Manning 2015, section 3.3) a step of the decoder also reads what the attention gave at
+    the step before it, so that no step can begin before the last one has ended.
+    """
+
+    def __init__(self, num_layers: int, hidden: int, vocab: int, input_feeding: bool = False) -> None:
         super().__init__()
+        self.input_feeding = input_feeding
         self.encoder = Recurrence(num_layers, hidden, vocab)
-        self.decoder = Recurrence(num_layers, hidden, vocab)
+        self.decoder = Recurrence(num_layers, hidden, vocab, 2 * hidden if input_feeding else hidden)
         self.attention = Attention(hidden)
         self.projection = nn.Linear(hidden, vocab)
 
@@ -103,7 +109,10 @@ class Nmt(nn.Module):
         memory = torch.stack(encoded, 1)  # [batch, length, hidden]
         keys = self.attention.key(memory)  # [batch, length, hidden], the same at every step
         logits: list[Tensor] = []
+        attended: Tensor | None = None  # [batch, hidden]
         for x in self.decoder.embedding(target).unbind(1):  # [batch, hidden]
+            if self.input_feeding:
+                x = torch.cat([x, torch.zeros_like(x) if attended is None else attended], 1)  # [batch, 2 * hidden]
             new_states = advance(self.decoder.layers, x, states)
             attended = self.attention(new_states[-1][0], keys, memory)  # [batch, hidden]
             logits.append(self.projection(attended))
@@ -122,15 +131,24 @@ def rnnlm(*, layers: int = 2, hidden: int = 2048, steps: int = 40, batch: int = 
     return TrainingStep(model, sequence_loss, optimizer, (tokens, labels))
 
 
-def nmt(*, layers: int = 2, hidden: int = 1024, length: int = 40, batch: int = 64, vocab: int = 32000) -> TrainingStep:
+def nmt(
+    *,
+    layers: int = 2,
+    hidden: int = 1024,
+    length: int = 40,
+    batch: int = 64,
+    vocab: int = 32000,
+    input_feeding: bool = False,
+) -> TrainingStep:
     """The translation model of ColocRL and, with 4 and 8 layers, of HDP and Post; `layers` in each half.
 
     All layers are unidirectional, without residual connections; each decoder layer starts from its encoder layer's last
-    state. Source and target have their own embeddings. The attention reads the top of the decoder and feeds nothing back,
-    so the papers' expert placement (a layer per GPU, attention and softmax with the last) can overlap the steps. The
-    papers do not state the vocabulary; this one is our choice. Adam with its default learning rate of 0.001.
+    state. Source and target have their own embeddings. The attention reads the top of the decoder and feeds nothing back
+    unless `input_feeding` is on, so the papers' expert placement (a layer per GPU, attention and softmax with the last) can
+    overlap the steps. The papers do not state the vocabulary; this one is our choice. Adam with its default learning
+    rate of 0.001.
     """
-    model = Nmt(layers, hidden, vocab)
+    model = Nmt(layers, hidden, vocab, input_feeding)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
     source, target, labels = (torch.zeros(batch, length, dtype=torch.long) for _ in range(3))  # [batch, length]
     return TrainingStep(model, sequence_loss, optimizer, ((source, target), labels))
