@@ -137,6 +137,7 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
         claim_lines,
         effort_table,
         heading,
+        payoff_table,
         ratio_table,
         reproduction_page,
         seconds_table,
@@ -147,7 +148,7 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
         print(*reproduction_page(done), sep="\n")
         return
     print(bold(done.paper.title), heading(done), "", sep="\n")
-    for cells in (seconds_table(done), ratio_table(done), effort_table(done)):
+    for cells in (seconds_table(done), ratio_table(done), effort_table(done), payoff_table(done)):
         print(table(*cells), "", sep="\n")
     print(*(wrapped(line) for line in (*claim_lines(judge(done)), "", *done.paper.notes)), sep="\n")
 

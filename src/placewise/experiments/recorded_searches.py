@@ -41,6 +41,7 @@ class Found:
     search_seconds: float = 0.0  # of all seeds together
     settings: Mapping[str, str] = field(default_factory=dict)
     histories: tuple[tuple[Improvement, ...], ...] = ()  # by seed: every improvement
+    trial_seconds: float = 0.0  # the sum of the step times of all that was judged, the mean of the seeds
     problem: str = ""  # why the strategy can't be used
 
     @property
@@ -74,6 +75,7 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
         settings = {"evaluations": str(evaluations), **settings}
     times: list[float | None] = []
     histories: list[tuple[Improvement, ...]] = []
+    trials: list[float] = []
     most, seconds = 0, 0.0
     for seed in range(seeds):
         request = Request(strategy, settings, Budget(evaluations), seed, model=contest.model, cluster=contest.cluster)
@@ -84,21 +86,24 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
         except StrategyError as rule:
             return Found(strategy, (), settings=settings, problem=str(rule))
         times.append(None if outcome.placement is None else outcome.step_seconds)
-        histories.append(_improvements(contest, request))
+        improvements, judged_seconds = _improvements(contest, request)
+        histories.append(improvements)
+        trials.append(judged_seconds)
         most, seconds = max(most, outcome.evaluations), seconds + outcome.seconds
-    return Found(strategy, tuple(times), most, seconds, settings, tuple(histories))
+    return Found(strategy, tuple(times), most, seconds, settings, tuple(histories), statistics.fmean(trials))
 
 
-def _improvements(contest: Contest, request: Request) -> tuple[Improvement, ...]:
-    """Returns every improvement of a recorded search."""
+def _improvements(contest: Contest, request: Request) -> tuple[tuple[Improvement, ...], float]:
+    """Returns every improvement of a recorded search, and the sum of all its step times."""
     found: list[Improvement] = []
     with RunFile(contest.run_file, read_only=True) as file:
         number = file.find(specify(contest.problem, request))
         assert number is not None
-        spent = 0
+        spent, judged_seconds = 0, 0.0
         for batch in file.batches(number):
             spent += len(batch.evaluation.cost)
+            judged_seconds += float(batch.evaluation.step_seconds.sum())
             if batch.best is not None:
                 fits = batch.evaluation.overflow_bytes == 0
                 found.append((spent, batch.seconds, float(batch.evaluation.step_seconds[fits].min())))
-    return tuple(found)
+    return tuple(found), judged_seconds

@@ -27,6 +27,8 @@ class PaperColumn:
     name: str
     strategy: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    families: tuple[str, ...] = ()  # the only models that have this column; empty: all
+    in_micro_batches: bool = False  # the model in as many micro-batches as there are GPUs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,16 @@ class PaperRow:
         """The row's title."""
         return f"{self.family}, {self.num_gpus} GPUs"
 
+    def model_of(self, column: PaperColumn) -> str:
+        """Returns the model that a column places."""
+        if not column.in_micro_batches:
+            return self.model
+        return f"{self.model}{',' if ':' in self.model else ':'}micro_batches={self.num_gpus}"
+
+    def has(self, column: PaperColumn) -> bool:
+        """Returns whether the column exists for this row."""
+        return not column.families or self.family in column.families
+
 
 @dataclass(frozen=True)
 class Paper:
@@ -57,6 +69,7 @@ class Paper:
     rows: tuple[PaperRow, ...]
     compared: tuple[str, ...]  # columns that the system is compared with
     quick_evaluations: int
+    steps_per_trial: int = 10  # that the paper runs to measure a placement
     fitted: Mapping[str, str] = field(default_factory=dict)  # kind of device -> the column that its calibration uses
     notes: tuple[str, ...] = ()
 
@@ -74,6 +87,8 @@ CPU, SCOTCH, MINCUT = (
 )
 
 CONTROL = PaperColumn("no learning", "even")
+
+NMT_FED = "input_feeding=true"  # the zoo's NMT whose decoder waits for the attention of the step before
 
 AUTO = PaperColumn(OWN, "auto")
 
@@ -137,14 +152,21 @@ POST = Paper(
             )
             for layers, seconds in _POST_NMT.items()
         ),
+        *(PaperRow(f"NMT-{layers} fed", layers, f"nmt:layers={layers},{NMT_FED}", f"{layers}xK80") for layers in _POST_NMT),
     ),
     ("single GPU", "expert", "policy gradient"),
     quick_evaluations=240,
+    steps_per_trial=11,
     fitted={"gpu": "single GPU"},
-    notes=("PPO and cross-entropy are in the paper's figure 2, which does not have the times of their best placements.",),
+    notes=(
+        "PPO and cross-entropy are in the paper's figure 2, which does not have the times of their best placements.",
+        "The rows 'fed' are ours: NMT with input feeding, of which the papers do not speak.",
+    ),
 )
 
 # --- Post, appendix ---
+
+EQUAL_SPACE, EVERY_GROUP = ", 64 blocks", ", every group"  # in a column's name: in the space of Post, or of the others
 
 _APPENDIX = ("single GPU", "random search", "hill climbing", "genetic", "HEFT", "Post")  # the first is from table 1
 
@@ -154,11 +176,18 @@ POST_APPENDIX = Paper(
     "Post",
     (
         ONE,
-        PaperColumn("random search", "random"),
-        PaperColumn("hill climbing", "hill-climb", {"start": "random"}),
-        PaperColumn("genetic", "genetic", {"start": "random"}),
+        *(
+            PaperColumn(f"{name}{title}", strategy, {**settings, **grouping})
+            for title, grouping in (("", {}), (EQUAL_SPACE, {"grouping": "coarse:64"}))
+            for name, strategy, settings in (
+                ("random search", "random", {}),
+                ("hill climbing", "hill-climb", {"start": "random"}),
+                ("genetic", "genetic", {"start": "random"}),
+            )
+        ),
         PaperColumn("HEFT", "heft"),
         PaperColumn("Post", "post"),
+        PaperColumn(f"Post{EVERY_GROUP}", "post", {"grouping": "colocated"}),
         AUTO,
     ),
     (
@@ -176,7 +205,10 @@ POST_APPENDIX = Paper(
     ),
     ("single GPU", "random search", "HEFT"),
     quick_evaluations=240,
+    steps_per_trial=11,
     notes=(
+        "Post decides for 64 blocks, the other three for every group: these are their own spaces. The columns ', 64 blocks' "
+        "and ', every group' have the other space.",
         "The NMT rows are ours: the paper has only the first two rows.",
         "Hill climbing and the genetic algorithm start from random placements; the paper does not state where its start.",
     ),
@@ -190,7 +222,16 @@ SPOTLIGHT = Paper(
     "spotlight",
     "Spotlight (ICML 2018)",
     "Spotlight",
-    (ONE, EXPERT, METIS, PaperColumn("ColocRL", "colocrl"), PaperColumn("Spotlight", "spotlight"), CONTROL, AUTO),
+    (
+        ONE,
+        EXPERT,
+        METIS,
+        PaperColumn("towers", "towers", families=("CIFAR-10 CNN",), in_micro_batches=True),
+        PaperColumn("ColocRL", "colocrl"),
+        PaperColumn("Spotlight", "spotlight"),
+        CONTROL,
+        AUTO,
+    ),
     (
         PaperRow(
             "CIFAR-10 CNN",
@@ -200,6 +241,7 @@ SPOTLIGHT = Paper(
             _reported(("single GPU", "ColocRL", "Spotlight"), 1.0, 0.70 / 0.609, 0.70),
             "cifar-cnn",
         ),
+        PaperRow("CIFAR-10 CNN", 4, "cifar-cnn", "4xK80", _reported(("towers", "Spotlight"), 95 / 58, 1.0), "cifar-cnn"),
         PaperRow(
             "RNNLM",
             4,
@@ -220,7 +262,9 @@ SPOTLIGHT = Paper(
     ("single GPU", "expert", "ColocRL"),
     quick_evaluations=40,
     notes=(
-        "CIFAR-10: the paper reports shares of the training time, so its figures are relative to one GPU.",
+        "CIFAR-10: the paper reports shares of the training time. Its figures are relative to one GPU on two GPUs; on four, "
+        "where it has only synchronous data parallelism, to Spotlight.",
+        "Towers: the batch is divided among the GPUs, the step's own micro-batches.",
         "The paper does not say how many layers its RNNLM has; we chose 4, as in Post by the same authors.",
     ),
 )
@@ -245,8 +289,11 @@ HDP = Paper(
         EXPERT,
         SCOTCH,
         MINCUT,
+        PaperColumn("expert, one GPU", "gpu-only", families=("RNNLM",)),
         PaperColumn("HDP", "hdp"),
         PaperColumn("random groups", "hdp", {"grouping": "random"}),
+        PaperColumn("no grouping", "hdp", {"grouping": "none"}, families=("Inception-V3", "ResNet-152")),
+        PaperColumn("ColocRL", "colocrl"),
         CONTROL,
         AUTO,
     ),
@@ -260,7 +307,16 @@ HDP = Paper(
             "inception-v3",
         ),
         PaperRow("ResNet-152", 2, "resnet:depth=152", "2xK40", _reported(_HDP[1:], 1.18, 1.18, 6.27, 2.92, 1.18)),
-        PaperRow("RNNLM", 2, "rnnlm", "2xK40", _reported(_HDP, 6.89, 1.57, 1.57, 5.62, 5.21, 1.57), f"rnnlm:{SMALL_RNNLM}"),
+        PaperRow(
+            "RNNLM",
+            2,
+            "rnnlm",
+            "2xK40",
+            _reported(
+                ("CPU only", "single GPU", "expert, one GPU", "Scotch", "MinCut", "HDP"), 6.89, 1.57, 1.57, 5.62, 5.21, 1.57
+            ),
+            f"rnnlm:{SMALL_RNNLM}",
+        ),
         *(
             PaperRow(
                 f"NMT-{layers}",
@@ -276,7 +332,11 @@ HDP = Paper(
     ("single GPU", "expert", "Scotch", "MinCut"),
     quick_evaluations=40,
     fitted={"cpu": "CPU only", "gpu": "single GPU"},
-    notes=("Random groups: the paper says that they are worse, without figures.",),
+    notes=(
+        "Random groups: the paper says that they are worse, without figures; no grouping: that it fails on large graphs.",
+        "The paper's expert leaves RNNLM on one GPU; the column 'expert' has a layer for each GPU, as Post's and ColocRL's.",
+        "ColocRL is not in the paper's table, which only has what it said before.",
+    ),
 )
 
 # --- ColocRL ---

@@ -14,7 +14,14 @@ from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.experiments.papers.calibration import Calibration, calibrated
 from placewise.experiments.papers.function_split import split_by_function
-from placewise.experiments.papers.reported_results import BY_FUNCTION, HEFT_EXPECTS, OWN, Paper, PaperRow
+from placewise.experiments.papers.reported_results import (
+    BY_FUNCTION,
+    HEFT_EXPECTS,
+    OWN,
+    Paper,
+    PaperColumn,
+    PaperRow,
+)
 from placewise.experiments.recorded_searches import Contest, Found, find, recorded
 from placewise.experiments.search_figures import write_figure
 from placewise.formats.files import write_bytes
@@ -137,12 +144,23 @@ def _searches(
     limit = find_bound(problem)
     result = ReproducedRow(row, problem.num_ops, problem.num_groups, None if limit is None else limit.seconds, {})
     for column in paper.columns:
+        if not row.has(column):
+            continue
         budget = effort.own_evaluations if column.name == OWN else effort.evaluations
-        found = find(contest, column.strategy, column.settings, budget, effort.seeds)
+        found = find(_contest_of(contest, row, column), column.strategy, column.settings, budget, effort.seeds)
         result = replace(result, found={**result.found, column.name: found})
         on_found(row, column.name, found)
         yield result
     yield replace(result, found={**result.found, **_extras(contest)})
+
+
+def _contest_of(contest: Contest, row: PaperRow, column: PaperColumn) -> Contest:
+    """Returns the row's contest, or for a column in micro-batches one with that model."""
+    model = row.model_of(column)
+    if model == contest.model:
+        return contest
+    problem = Problem.of(_graph(model), contest.problem.cluster)
+    return replace(contest, problem=problem, evaluator=Simulator(problem), model=model)
 
 
 def _extras(contest: Contest) -> dict[str, Found]:

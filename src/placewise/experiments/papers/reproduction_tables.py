@@ -13,6 +13,10 @@ Cells = tuple[list[str], list[list[str]]]  # a header and the lines below it
 
 OOM = "OOM"
 
+RULES = ("single GPU", "expert", "expert, one GPU")  # what people do without a search
+
+SEARCHED = 20  # evaluations from which on a column is a search
+
 
 def seconds_table(reproduction: Reproduction) -> Cells:
     """Returns the paper's seconds / ours for every row and column; ours are medians over the seeds."""
@@ -63,6 +67,40 @@ def effort_table(reproduction: Reproduction) -> Cells:
             ]
         )
     return ["column", "strategy", "seeds", "evaluations", "largest spread", "search s"], lines
+
+
+def payoff_table(reproduction: Reproduction) -> Cells:
+    """Returns after how many training steps each search has paid off, against the better of one GPU and the expert.
+
+    On the machine: each judged placement runs the paper's number of steps. Simulated: the time that the search took here.
+    """
+    paper = reproduction.paper
+    searched = [
+        column.name
+        for column in paper.columns
+        if any(
+            result.found[column.name].evaluations >= SEARCHED
+            for result in reproduction.results
+            if column.name in result.found
+        )
+    ]
+    lines = []
+    for result in reproduction.results:
+        rules = [result.found[name].median for name in RULES if name in result.found]
+        before = min([seconds for seconds in rules if seconds is not None], default=None)
+        cells = []
+        for name in searched:
+            found = result.found.get(name)
+            if found is None or found.median is None or before is None:
+                cells.append("-")
+            elif found.median >= before:
+                cells.append("never")
+            else:
+                saved = before - found.median
+                on_machine = found.trial_seconds * paper.steps_per_trial / saved
+                cells.append(f"{on_machine:,.0f} / {found.search_seconds / len(found.step_seconds) / saved:,.0f}")
+        lines.append([result.row.label, _seconds(before), *cells])
+    return ["on the machine / simulated, steps", "without, s", *searched], lines
 
 
 def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -135,6 +173,7 @@ def reproduction_page(reproduction: Reproduction) -> Iterator[str]:
         ("Seconds per step", seconds_table(reproduction)),
         ("Ratios", ratio_table(reproduction)),
         ("Search effort", effort_table(reproduction)),
+        ("Steps until a search has paid off", payoff_table(reproduction)),
     ):
         yield from ("", f"## {title}", *markdown_table(*cells))
     yield from ("", "## Claims", *(f"- {line}" for line in claim_lines(judge(reproduction))))
