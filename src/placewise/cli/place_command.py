@@ -11,12 +11,14 @@ from placewise.cli.shared_options import (
     add_command,
     add_evaluation_options,
     add_grouping_option,
+    add_keep_option,
     add_memory_choices,
     add_order_option,
     add_plan_options,
     add_problem_options,
     add_run_file_option,
     add_set_option,
+    add_simple_option,
     count_argument,
     gap_argument,
 )
@@ -41,10 +43,23 @@ def add_place(commands: Any) -> None:
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="random seed (default: 0)")
     add_order_option(parser)
     add_grouping_option(parser)
+    add_keep_option(parser)
+    add_simple_option(parser)
     output = add_plan_options(parser)
     add_run_file_option(output)
     output.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
     add_evaluation_options(parser)
+
+
+def _keep_whole(options: argparse.Namespace) -> None:
+    """Makes --keep the grouping."""
+    from placewise.core.grouping import COLOCATED, KEPT
+
+    if options.keep is None:
+        return
+    if options.grouping != COLOCATED:
+        raise InputError("--keep and --grouping exclude each other: both say which ops are placed together")
+    options.grouping = KEPT.get(options.keep, options.keep)
 
 
 def _place(options: argparse.Namespace) -> None:
@@ -52,6 +67,7 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.search.budget import budget_of
     from placewise.search.planner import find_bound
     from placewise.search.request import DEFAULT_STRATEGY, Request
+    from placewise.search.simplicity import tolerance_of
     from placewise.search.tight_memory import with_options_if_tight
     from placewise.strategies import make
 
@@ -60,11 +76,14 @@ def _place(options: argparse.Namespace) -> None:
     check_folder(options.tensorboard)
     strategy = options.strategy or DEFAULT_STRATEGY
     measure = measure_of(options)
+    _keep_whole(options)
     if options.measure and options.target_gap is not None:
         raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
     names = (options.model, options.cluster)
-    request = Request(strategy, settings_of(options.set), budget, options.seed, options.order, *names, measure)
+    tolerance = tolerance_of(strategy, options.simple, is_measured=measure is not None)
+    settings = settings_of(options.set)
+    request = Request(strategy, settings, budget, options.seed, options.order, *names, measure, tolerance)
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     check_devices(options, measure)
     problem = load_problem(options)

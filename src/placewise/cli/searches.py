@@ -80,7 +80,8 @@ def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> No
     explained = explain(schedule.problem, schedule, bound)
     headline = bold(wrapped(str(plan).splitlines()[0]))
     is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
-    print(headline, "", *is_simulated, *map(wrapped, [*options_in_words(schedule), *explained]), sep="\n")
+    lines = [*plan.trust(), *options_in_words(schedule), *explained]
+    print(headline, "", *is_simulated, *map(wrapped, lines), sep="\n")
     print("", device_table(schedule), sep="\n")
     if drawn := terminal_picture(schedule):
         print("", drawn, sep="\n")

@@ -154,6 +154,15 @@ def add_grouping_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_keep_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --keep."""
+    parser.add_argument(
+        "--keep",
+        metavar="G",
+        help="search only plans that keep these whole: 'layers' (numbered blocks of the model), 'modules' or a grouping",
+    )
+
+
 # --- measured times ---
 
 
@@ -235,6 +244,17 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=seconds_argument,
         help="most seconds (default: no limit; see --budget)",
+    )
+
+
+def add_simple_option(parser: argparse.ArgumentParser) -> None:
+    """Adds --simple."""
+    parser.add_argument(
+        "--simple",
+        metavar="P",
+        type=percent_argument,
+        help="answer with the simplest plan that takes at most P longer than the fastest one found "
+        "(default: 2%% for auto, 0 for other strategies and with --measure; 0 gives the fastest)",
     )
 
 

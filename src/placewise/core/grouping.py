@@ -5,6 +5,7 @@
     name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2)
     module                  a module's forward, backward and update ops, over all micro-batches
     module-by-micro-batch   the same, separately for each micro-batch
+    layer                   a numbered block of the model with all its modules (model.layers.3), else a module
     coarse:N                about N groups with heavy edges inside, and no cycles between groups
 
 Groupings by name use the name of a group's first op. Merging changes no cost: ops keep their own times.
@@ -24,7 +25,9 @@ from placewise.core.suggestions import did_you_mean
 
 COLOCATED = "colocated"
 
-GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N")
+GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N", "layer")
+
+KEPT = {"layers": "layer", "modules": "module"}  # what `place --keep` calls groupings
 
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
 
@@ -50,6 +53,8 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
             labels.append(("alone", group))  # a home without ops
         elif name == "name-prefix":
             labels.append(".".join(_SUFFIX.sub("", graph.ops.names[op]).split(".")[: int(number)]))
+        elif name == "layer":
+            labels.append(_layer(module_path(graph, op)))
         elif name == "module":
             labels.append(module_path(graph, op))
         else:
@@ -61,7 +66,7 @@ def is_grouping(text: str) -> bool:
     """Returns whether a text names a grouping."""
     name, _, number = text.partition(":")
     takes_number = name in ("name-prefix", "coarse")
-    return text in GROUPINGS[:2] + GROUPINGS[3:5] or bool(takes_number and _NUMBER.fullmatch(number))
+    return text in (*GROUPINGS[:2], *GROUPINGS[3:5], "layer") or bool(takes_number and _NUMBER.fullmatch(number))
 
 
 def unknown_grouping(text: str) -> str:
@@ -74,6 +79,13 @@ def module_path(graph: Graph, op: int) -> str:
     """Returns the path of the module that an op belongs to; an update op belongs to its parameter's module."""
     path = _SUFFIX.sub("", graph.ops.names[op]).rpartition(".")[0]
     return path.rpartition(".")[0] if graph.ops.phases[op] == PHASES.index("update") else path
+
+
+def _layer(path: str) -> str:
+    """Returns the path up to its first number: model.layers.3 of model.layers.3.mlp; the whole path if it has none."""
+    names = path.split(".")
+    end = next((i + 1 for i, name in enumerate(names) if name.isdecimal()), len(names))
+    return ".".join(names[:end])
 
 
 def group_edges(graph: Graph) -> tuple[Ints, Ints, Floats]:

@@ -12,7 +12,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError, PlanError
 from placewise.core.graph import Graph, as_graph
 from placewise.core.problem import Problem
-from placewise.core.quantities import format_count, format_percent_rounded_up
+from placewise.core.quantities import format_count, format_percent_rounded_up, format_seconds
 
 REWRITTEN = {  # what a rewrite means for a user
     "fuse": "fused: results differ from eager's by rounding",
@@ -20,6 +20,31 @@ REWRITTEN = {  # what a rewrite means for a user
     "recompute": "what the backward pass reads may be computed again: results are eager's",
     "park": "what the backward pass reads may wait elsewhere: results are eager's",
 }
+
+
+@dataclass(frozen=True)
+class Simplicity:
+    """What a plan gave for being simple: how complicated it is, and the fastest plan was."""
+
+    tolerance: float
+    cuts: int
+    copies: int
+    devices: int
+    fastest_seconds: float
+    fastest_cuts: int
+    fastest_copies: int
+    fastest_devices: int
+
+    def in_words(self, step_seconds: float) -> str:
+        """Returns one line: `9 cuts in place of 166 for 1.1%`; empty if the plan is the fastest one."""
+        if (self.cuts, self.copies) == (self.fastest_cuts, self.fastest_copies):
+            return ""
+        cost = step_seconds / self.fastest_seconds - 1 if self.fastest_seconds else 0.0
+        price = f"for {cost:.1%}" if cost >= 0.0005 else "for nothing"
+        return (
+            f"{self.cuts:,} cut{'' if self.cuts == 1 else 's'} in place of {self.fastest_cuts:,} {price} "
+            f"(copies: {self.copies:,} in place of {self.fastest_copies:,})"
+        )
 
 
 @dataclass(frozen=True)
@@ -41,6 +66,8 @@ class Plan:
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  # by device
     history: tuple[tuple[int, float], ...] = ()  # (evaluations so far, seconds of the best step)
     predicted_seconds: float | None = None  # if step_seconds was measured: the simulated step; else None
+    interval_seconds: tuple[float, float] | None = None  # between which eight of ten steps are if times are off by 10%
+    simplicity: Simplicity | None = None  # how much simpler it is than the fastest plan found
     rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 1"
     machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 
@@ -58,11 +85,22 @@ class Plan:
             bound = f", measured (predicted {self.predicted_seconds * 1e3:.4g} ms)"
         spent = "? evaluations" if self.evaluations is None else format_count(self.evaluations, "evaluation")
         lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
+        lines += [f"  {line}" for line in self.trust()]
         lines += [f"  {REWRITTEN.get(name.partition(' ')[0], 'rewritten')} ({name})" for name in self.rewrites]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
             lines.append(f"  {device:<{width}}  {self.placement.count(device):>7,} groups  {peak / 2**30:8.2f} GiB peak")
         return "\n".join(lines)
+
+    def trust(self) -> list[str]:
+        """Returns lines on what the plan gave for being simple, and what it takes if times are off; as far as is known."""
+        lines = []
+        if self.simplicity is not None and self.step_seconds is not None:
+            lines += [self.simplicity.in_words(self.step_seconds)]
+        if self.interval_seconds is not None:
+            low, high = map(format_seconds, self.interval_seconds)
+            lines += [f"{low} to {high} if times are off by 10%" if low != high else ""]
+        return [line for line in lines if line]
 
     def __repr__(self) -> str:
         return f"Plan({len(self.placement):,} groups: {str(self).splitlines()[0]})"

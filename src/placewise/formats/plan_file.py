@@ -3,12 +3,13 @@
 import json
 import tomllib
 from dataclasses import asdict, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from placewise.core.errors import ClusterError, PlanError
-from placewise.core.plan import Plan
+from placewise.core.errors import ClusterError, InputError, PlanError
+from placewise.core.plan import Plan, Simplicity
 from placewise.formats.cluster_file import format_cluster, parse_cluster
 from placewise.formats.files import Fields, describe, read_json, write_bytes
 
@@ -35,8 +36,9 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Returns what a plan's file contains."""
     fields = {"format": FORMAT, "version": VERSION, **asdict(replace(plan, machine=None))}
-    if not plan.rewrites:
-        del fields["rewrites"]
+    for name in ("rewrites", "interval_seconds", "simplicity"):
+        if not fields[name]:
+            del fields[name]
     return fields if plan.machine is None else {**fields, "machine": tomllib.loads(format_cluster(plan.machine))}
 
 
@@ -54,6 +56,14 @@ def _findings(plan: Fields) -> dict[str, Any]:
     for name in ("step_seconds", "bound_seconds", "gap", "predicted_seconds"):
         if plan.get(name, None) is not None:
             found[name] = plan.number(name)
+    if (interval := plan.get("interval_seconds", None)) is not None:
+        names = ("low", "high")
+        if not (isinstance(interval, list) and len(interval) == 2):
+            raise plan.wrong(f"interval_seconds must be [low, high], got {describe(interval)}")
+        ends = Fields(f"{plan.element}: interval_seconds", dict(zip(names, interval, strict=True)), names, PlanError)
+        found["interval_seconds"] = (ends.number("low"), ends.number("high"))
+    if plan.get("simplicity", None) is not None:
+        found["simplicity"] = read_simplicity(plan.mapping("simplicity"), f"{plan.element}: simplicity", PlanError)
     found["parameters"], peaks = plan.mapping("parameters", {}), plan.mapping("peak_bytes", {})
     devices = Fields(f"{plan.element}: peak_bytes", peaks, tuple(peaks), PlanError)
     found["peak_bytes"] = {device: devices.integer(device) for device in peaks}
@@ -65,6 +75,16 @@ def _findings(plan: Fields) -> dict[str, Any]:
     if (fits := plan.get("fits", None)) not in (None, True, False) or type(fits) is int:
         raise plan.wrong(f"fits must be true or false, got {describe(fits)}")
     return {**found, "fits": fits, "history": _history(plan)}
+
+
+def read_simplicity(given: dict[str, Any], source: str, error: type[InputError]) -> Simplicity:
+    """Returns what a plan gave for being simple, as a file says it."""
+    kinds = {entry.name: entry.type for entry in dataclass_fields(Simplicity)}
+    fields = Fields(source, given, tuple(kinds), error)
+    values: dict[str, Any] = {
+        name: fields.number(name) if kind in (float, "float") else fields.integer(name) for name, kind in kinds.items()
+    }
+    return Simplicity(**values)
 
 
 def _history(plan: Fields) -> tuple[tuple[int, float], ...]:

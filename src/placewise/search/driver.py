@@ -12,6 +12,7 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Evaluator, Proposal, Strategy
 from placewise.core.errors import StoreError
+from placewise.core.plan import Simplicity
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
 from placewise.strategies.options.fitted import made_to_fit
@@ -61,6 +62,7 @@ class Outcome:
     history: tuple[tuple[int, float], ...]  # (evaluations spent, best step seconds) after each batch
     closest: Ints | None = None  # if nothing fits: the placement that overflows least
     overflow_bytes: int = 0
+    simplicity: Simplicity | None = None  # if the placement is a simpler one than the fastest
 
 
 def unless_stopped(outcome: Outcome) -> Outcome:

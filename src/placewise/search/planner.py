@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
@@ -27,12 +27,16 @@ from placewise.machines.presets import is_preset
 from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
+from placewise.search.simplicity import SHARE, Front, Watched, interval, prepared, search_share, simplify, tolerance_of
 from placewise.search.store import Run, RunFile, check_recorded
 from placewise.search.tight_memory import with_options_if_tight
+from placewise.simulate.cuts import Crossings
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
+from placewise.strategies.auto.candidates import Candidate
 from placewise.strategies.auto.continued import Continued
+from placewise.strategies.options.fitted import made_to_fit
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -80,20 +84,51 @@ class Planner:
             if run is not None and (found := run.outcome()) is not None and found.placement is not None:
                 check_recorded(self.problem, (found.placement, found.order), f"{run.file.path}: run {run.number}")
                 return found
+            strategy, front, budget = self.strategy or make(self.request.strategy, dict(self.request.settings)), None, None
+            if self.request.simple:
+                strategy, budget = prepared(strategy), search_share(self.request.budget)
+                front = None if self.problem.graph.has_options else self._front(self.problem)
+            if front is not None:
+                strategy = Watched(made_to_fit(strategy, self.problem), front.watch)
             outcome = search(
                 self.problem,
-                self.strategy or make(self.request.strategy, dict(self.request.settings)),
+                strategy,
                 judge,
-                budget=self.request.budget,
+                budget=budget or self.request.budget,
                 seed=self.request.seed,
                 bound_seconds=None if self.bound is None else self.bound.seconds,
                 record=run,
                 on_batch=on_batch,
                 at_once=getattr(judge, "workers", 1) if self.request.measure else None,  # so that Ctrl-C loses little
             )
+            outcome = self._simplified(outcome, front)
             if run is not None:
                 run.finish(outcome)
             return outcome
+
+    def _front(self, problem: Problem) -> Front:
+        return Front(Simulator(problem, self.request.order), Crossings.of(problem), self.request.simple)
+
+    def _simplified(self, outcome: Outcome, front: Front | None) -> Outcome:
+        """Returns the outcome with a simpler plan, within the tolerance that the request has."""
+        if not self.request.simple or outcome.placement is None or not self.problem.num_ops:
+            return outcome
+        placement, order, present = outcome.placement, outcome.order, None
+        if self.problem.graph.has_options:  # what is nowhere stays nowhere
+            present = self.problem.present(placement)
+            placement = placement[present.groups]
+            order = None if order is None else present.reduce_order(order)
+        front = front or self._front(self.problem if present is None else present.problem)
+        fastest = Candidate.of(front.model, placement, order)
+        if fastest.overflow_bytes:
+            return outcome
+        seconds = self.request.budget.seconds
+        rng = np.random.default_rng([self.request.seed, 1])  # other draws than the search's
+        answer, gave = simplify(front, fastest, rng, None if seconds is None else SHARE * seconds)
+        placement, order = answer.placement, np.asarray(answer.order, np.int64)
+        if present is not None:
+            placement, order = present.restore_placement(placement), present.restore_order(order)
+        return replace(outcome, placement=placement, order=order, step_seconds=answer.seconds, simplicity=gave)
 
     @contextmanager
     def _open_run(self, record: Run | str | Path | None) -> Iterator[Run | None]:
@@ -132,7 +167,10 @@ class Planner:
             placement = schedule.present.restore_placement(placement)
             order = schedule.present.restore_order(order)
         is_program = bool((np.diff(schedule.order) > 0).all())
-        improvements = [pair for i, pair in enumerate(outcome.history) if i == 0 or pair[1] < outcome.history[i - 1][1]]
+        known = list(outcome.history)
+        if outcome.simplicity is not None:
+            known.append((outcome.evaluations, outcome.simplicity.fastest_seconds))
+        improvements = [pair for i, pair in enumerate(known) if i == 0 or pair[1] < known[i - 1][1]]
         return Plan(
             placement=problem.expand(placement),
             order=None if is_program else tuple(order.tolist()),
@@ -149,6 +187,8 @@ class Planner:
             peak_bytes=dict(zip(problem.cluster.device_names, schedule.peak_bytes.tolist(), strict=True)),
             history=tuple(pair for pair in improvements if np.isfinite(pair[1])),
             predicted_seconds=schedule.step_seconds if is_measured else None,
+            interval_seconds=None if is_measured else interval(schedule),
+            simplicity=outcome.simplicity,
             rewrites=problem.graph.rewrites,
             machine=None if is_preset(problem.cluster) else problem.cluster,
         )
@@ -173,6 +213,7 @@ def place(
     start: "tuple[CapturedStep | Graph, Plan] | None" = None,
     recompute: bool = True,
     park: bool = True,
+    simple: float | None = None,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
 
@@ -182,11 +223,12 @@ def place(
     With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
     `start` is a similar step and its plan (another batch size, the same model's forward pass): `auto` begins there.
     Where memory is tight, tensors may be recomputed (`recompute`) or wait on other devices (`park`) if that is faster.
+    The plan is the simplest that takes at most `simple` longer than the fastest one found: 0.02 for auto, 0 for others.
     """
     graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
     _check("a string", str, strategy=strategy, grouping=grouping)
     _check("a dict or None", (Mapping, NoneType), settings=settings)
-    _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap)
+    _check("a number", (Real, NoneType), seconds=seconds, target_gap=target_gap, simple=simple)
     _check("a whole number", (Integral, NoneType), evaluations=evaluations, workers=workers)
     _check("a whole number", (Integral,), seed=seed)
     _check("an address, or 'local'", (str, NoneType), ray=ray)
@@ -194,7 +236,8 @@ def place(
     if measure is None and start is None:
         problem = with_options_if_tight(problem, recompute=recompute, park=park)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
-    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure)
+    tolerance = tolerance_of(strategy, simple, is_measured=measure is not None)
+    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure, tolerance)
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     captured = None if isinstance(step, Graph) else step
     continued = None

@@ -30,6 +30,7 @@ class Request:
     model: str = ""
     cluster: str = ""
     measure: Measure | None = None  # None: simulate placements
+    simple: float = 0.0  # by how much the plan may be slower than the fastest one found, if it is simpler
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -49,6 +50,7 @@ def specify(problem: Problem, request: Request) -> Specification:
         budget=request.budget,
         versions={"placewise": __version__, "numpy": np.__version__},
         measured={} if request.measure is None else request.measure.to_json(),
+        simple=request.simple,
     )
 
 
@@ -62,7 +64,7 @@ def requested(specification: Specification) -> Request:
     """Returns the request that a specification was made from."""
     s = specification
     measure = _recorded_measure(s.measured) if s.measured else None
-    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster, measure)
+    return Request(s.strategy, as_text(s.parameters), s.budget, s.seed, s.order, s.model, s.cluster, measure, s.simple)
 
 
 def _recorded_measure(given: Mapping[str, Any]) -> Measure:

@@ -4,6 +4,7 @@ Anybody can have written the file, and a disk can have changed it, so every colu
 type. An error names the file, the run or batch, and the rule.
 """
 
+import base64
 import json
 import zlib
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,9 @@ from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StoreError, StrategyError, one_line
 from placewise.core.graph import digest_of
+from placewise.core.plan import Simplicity
 from placewise.formats.files import Fields, describe
+from placewise.formats.plan_file import read_simplicity
 from placewise.search.budget import Budget
 from placewise.search.driver import JudgedBatch
 
@@ -45,6 +48,7 @@ class Specification:
     budget: Budget
     versions: dict[str, str] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)  # how placements are measured; empty: they are simulated
+    simple: float = 0.0  # by how much the plan may be slower than the fastest one found, if it is simpler
 
     @property
     def key(self) -> str:
@@ -54,7 +58,18 @@ class Specification:
             fields["model"] = self.model  # the process that measures loads it by this name
         else:
             del fields["measured"]  # older files do not have it
+        if not self.simple:
+            del fields["simple"]  # as above
         return digest_of(fields)
+
+
+class Answer(NamedTuple):
+    """The plan that a finished run answers with, if it is not the fastest that was found."""
+
+    placement: Ints  # [groups]
+    order: Ints  # [ops]
+    step_seconds: float
+    simplicity: Simplicity
 
 
 class RunHead(NamedTuple):
@@ -63,7 +78,7 @@ class RunHead(NamedTuple):
     specification: Specification
     created: float  # seconds since 1970
     status: str  # running, or why the search ended
-    finding: tuple[int, float] | None  # of a finished run: evaluations and seconds
+    finding: tuple[int, float, Answer | None] | None  # of a finished run: evaluations, seconds and answer
 
 
 def pack_specification(specification: Specification) -> str:
@@ -79,8 +94,10 @@ def unpack_head(row: Row, source: str) -> RunHead:
         raise StoreError(f"{source}: is damaged: its specification is another one than was recorded")
     finding = None
     if outcome is not None:
-        fields = Fields(f"{source}: outcome", _parsed(outcome, source), ("evaluations", "seconds"), StoreError)
-        finding = fields.integer("evaluations"), fields.number("seconds")
+        names = ("evaluations", "seconds", "answer")
+        fields = Fields(f"{source}: outcome", _parsed(outcome, source), names, StoreError)
+        answer = _answer(fields) if fields.get("answer", None) is not None else None
+        finding = fields.integer("evaluations"), fields.number("seconds"), answer
     return RunHead(specification, _seconds(created, source), require_text(status, f"{source}: status"), finding)
 
 
@@ -98,14 +115,41 @@ def _unpack_specification(text: Any, source: str) -> Specification:
             budget=Budget(**budget.given),
             versions=given.mapping("versions", {}),
             measured=given.mapping("measured", {}),
+            simple=given.number("simple", 0.0),
         )
     except StrategyError as rule:
         raise StoreError(f"{source}: {rule}") from None
 
 
-def pack_finding(evaluations: int, seconds: float) -> str:
-    """Returns the evaluations and the seconds of a finished run as text."""
-    return json.dumps({"evaluations": evaluations, "seconds": seconds})
+def _answer(outcome: Fields) -> Answer:
+    names = ("placement", "order", "step_seconds", "simplicity")
+    given = Fields(f"{outcome.element}: answer", outcome.mapping("answer"), names, StoreError)
+    columns = []
+    for name, kind in (("placement", np.int16), ("order", np.int32)):
+        try:
+            packed = base64.b64decode(given.text(name), validate=True)
+        except ValueError:
+            raise given.wrong(f"{name} must be base64") from None
+        columns.append(_unpacked(packed, kind, f"{given.element}: {name}"))
+    simplicity = read_simplicity(given.mapping("simplicity"), f"{given.element}: simplicity", StoreError)
+    return Answer(columns[0], columns[1], given.number("step_seconds"), simplicity)
+
+
+def pack_finding(evaluations: int, seconds: float, answer: Answer | None = None) -> str:
+    """Returns the evaluations, the seconds and the answer of a finished run as text."""
+    finding: dict[str, Any] = {"evaluations": evaluations, "seconds": seconds}
+    if answer is not None:
+        finding["answer"] = {
+            "placement": _in_base64(np.asarray(answer.placement, np.int16)),
+            "order": _in_base64(np.asarray(answer.order, np.int32)),
+            "step_seconds": answer.step_seconds,
+            "simplicity": asdict(answer.simplicity),
+        }
+    return json.dumps(finding)
+
+
+def _in_base64(column: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(column.tobytes(), 1)).decode()
 
 
 def pack_batch(batch: JudgedBatch) -> Row:

@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from placewise.formats.graph_file import format_graph, parse_graph
 from placewise.search.driver import JudgedBatch, Outcome
 from placewise.search.run_rows import (
     STEP_COLUMNS,
+    Answer,
     Row,
     RunHead,
     Specification,
@@ -346,21 +347,27 @@ class Run:
             if batch.best is not None:
                 best, step_seconds = batch.best, best_seconds(batch.evaluation)
             history.append((spent, step_seconds))
-        evaluations, seconds = head.finding
+        evaluations, seconds, answer = head.finding
         if evaluations != spent:
             raise StoreError(
                 f"{self.file.path}: is damaged: run {self.number} has {spent:,} of its {evaluations:,} evaluations"
             )
-        return None if best is None else Outcome(head.status, *best, step_seconds, spent, seconds, tuple(history))
+        if best is None:
+            return None
+        found = Outcome(head.status, *best, step_seconds, spent, seconds, tuple(history))
+        return found if answer is None else replace(found, **answer._asdict())
 
     def finish(self, outcome: Outcome) -> None:
         """Records how the run ended; a run that was stopped stays unfinished."""
         if outcome.status != "stopped":
-            self.end(outcome.status, outcome.evaluations, outcome.seconds)
+            answer = None
+            if outcome.simplicity is not None and outcome.placement is not None and outcome.order is not None:
+                answer = Answer(outcome.placement, outcome.order, outcome.step_seconds, outcome.simplicity)
+            self.end(outcome.status, outcome.evaluations, outcome.seconds, answer)
 
-    def end(self, status: str, evaluations: int, seconds: float) -> None:
+    def end(self, status: str, evaluations: int, seconds: float, answer: Answer | None = None) -> None:
         """Records that the run is finished."""
-        values = (status, pack_finding(evaluations, seconds), self.number)
+        values = (status, pack_finding(evaluations, seconds, answer), self.number)
         self.file.execute("update runs set status = ?, outcome = ? where id = ?", values)
 
 

@@ -41,6 +41,19 @@ class Chains:
             found = self._walk(chain, candidate, heated._replace(checks_memory=True, first=pace.first + pace.trials))
         return best_of([candidate, found])
 
+    def trade(self, chain: int, candidate: Candidate, pace: Pace, copy_price: float) -> Candidate:
+        """Returns the best candidate of a walk on which a copy costs this many seconds besides its time.
+
+        The pace's temperatures are relative to the price. The best may be slower than the start, if it has fewer copies.
+        """
+        checks = candidate.fullness >= ROOMY
+        price = self._heated(chain, candidate, pace).price
+        heated = pace._replace(hot=pace.hot * copy_price, cold=pace.cold * copy_price, price=price, copy_price=copy_price)
+        found = self._best_of_walk(chain, candidate, heated._replace(checks_memory=checks))
+        if found.overflow_bytes and not checks:
+            found = self._best_of_walk(chain, candidate, heated._replace(checks_memory=True, first=pace.first + pace.trials))
+        return candidate if found.overflow_bytes else found
+
     def _heated(self, chain: int, candidate: Candidate, pace: Pace) -> Pace:
         """Returns the pace with temperatures and a byte's price in seconds; if the start does not fit, only bytes count."""
         if candidate.overflow_bytes:
@@ -52,13 +65,15 @@ class Chains:
         return pace._replace(hot=pace.hot * candidate.seconds, cold=pace.cold * candidate.seconds, price=price)
 
     def _walk(self, chain: int, candidate: Candidate, pace: Pace) -> Candidate:
+        own = self._best_of_walk(chain, candidate, pace)
+        return best_of([own, Candidate.of(self.model, own.placement)])
+
+    def _best_of_walk(self, chain: int, candidate: Candidate, pace: Pace) -> Candidate:
         walker = self._walkers[chain]
         walker.work.devices[:] = candidate.placement
         walker.order[:] = candidate.order
         walk(self.model.flat, self._moves, self._early, walker, pace)
-        placement = walker.best.astype(np.int64)
-        own, renewed = Candidate.of(self.model, placement, walker.best_order), Candidate.of(self.model, placement)
-        return best_of([own, renewed])
+        return Candidate.of(self.model, walker.best.astype(np.int64), walker.best_order.copy())
 
 
 def move_partitions(problem: Problem) -> list[Ints]:

@@ -94,6 +94,7 @@ class Pace(NamedTuple):
     focus: float  # share of moves that are drawn where there is little slack
     checks_memory: bool
     price: float  # seconds that a byte over a device's memory costs, if memory is checked
+    copy_price: float = 0.0  # seconds that a copy costs besides its time
 
 
 def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
@@ -135,16 +136,17 @@ def _new_snapshots(flat: FlatProblem) -> Snapshots:
 
 @kernel
 def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
-    """Walks from the placement in `work.devices` and the order in `order`; returns the best's seconds and overflow bytes.
+    """Walks from the placement in `work.devices` and the order in `order`; returns the best's cost and overflow bytes.
 
-    The best has the least overflow and then the least time; the walk leaves it in `best` and `best_order`. `early` [ops] is
-    minus the least time from each op's end to the end of any step.
+    The cost is the step's seconds and the price of its copies. The best has the least overflow and then the least cost;
+    the walk leaves it in `best` and `best_order`. `early` [ops] is minus the least time from each op's end to the step's.
     """
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, devices = len(order), walker.work.devices
     current = _start(flat, walker)
     overflow = _overflow(flat, walker) if pace.checks_memory else 0
-    best_seconds, best_overflow, stale = current, overflow, 0
+    copies = trail.num_launched[0]
+    best_cost, best_overflow, stale = current + pace.copy_price * copies, overflow, 0
     _keep(walker)
     for i in range(pace.trials):
         temperature = pace.hot * (pace.cold / pace.hot) ** (i / pace.trials)
@@ -153,7 +155,10 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
         if first == num_ops:
             continue
         limit = current + pace.price * overflow - temperature * np.log(unit(walker.random))
-        start = first // STRIDE * STRIDE
+        start, kept = first // STRIDE * STRIDE, 0
+        if pace.copy_price > 0:
+            kept = _copies_before(trail, start)
+            limit += pace.copy_price * (copies - kept)
         is_small = (size if size else last - first) <= SMALL
         if is_small:
             _excuse(moves, walker, size, first, last, FAR)
@@ -161,19 +166,20 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
             _excuse(moves, walker, size, first, last, -FAR)
         else:
             seconds, num_copies = _try(flat, walker, start, Cutoff(early, limit))
-        is_taken, new_overflow = seconds <= limit, 0
+        is_taken, new_overflow = seconds + pace.copy_price * num_copies <= limit, 0
         if is_taken and pace.checks_memory:
             new_overflow = _overflow(flat, walker)
-            is_taken = seconds + pace.price * new_overflow <= limit
+            is_taken = seconds + pace.copy_price * num_copies + pace.price * new_overflow <= limit
         if is_taken:
             _adopt(walker, start, num_copies)
             stale += 1
             if stale == STALE or seconds < current:
                 _find_latest(flat, order, devices, seconds, trail)
                 stale = 0
-            current, overflow = seconds, new_overflow
-            if overflow < best_overflow or (overflow == best_overflow and current < best_seconds):
-                best_seconds, best_overflow = current, overflow
+            current, overflow, copies = seconds, new_overflow, trail.num_launched[0]
+            cost = current + pace.copy_price * copies
+            if overflow < best_overflow or (overflow == best_overflow and cost < best_cost):
+                best_cost, best_overflow = cost, overflow
                 _keep(walker)
         else:
             for c in range(num_copies):
@@ -183,7 +189,16 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
             if size == 0:
                 put_back(order, walker.positions, first, last, walker.undone)
             _undo(walker, size)
-    return best_seconds, best_overflow
+    return best_cost, best_overflow
+
+
+@borrowing
+def _copies_before(trail: Trail, start: int) -> int:
+    """Returns how many copies of the trail are launched before a position."""
+    count = trail.num_launched[0]
+    while count > 0 and trail.launch_at[trail.launched[count - 1]] >= start:
+        count -= 1
+    return count  # type: ignore[no-any-return]
 
 
 @kernel
