@@ -22,6 +22,7 @@ from placewise.formats.files import check_regular, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from placewise.graph_capture.capture import CapturedStep
+    from placewise.graph_capture.training_step import TrainingStep
 
 FUNCTION = re.compile(r"([A-Za-z_][\w.]*|.+\.py):([A-Za-z_]\w*)")
 
@@ -194,3 +195,39 @@ def _line_of(problem: BaseException) -> str:
 
     place = user_frame(problem)
     return f" ({place})" if place else ""
+
+
+def load_training_step(model: str) -> "TrainingStep | None":
+    """Returns the step of a model before it is captured, on the meta device; None for a graph, or a file of one."""
+    from placewise.graph_capture.capture import CapturedStep
+    from placewise.graph_capture.training_step import TrainingStep
+
+    plain = model.removeprefix(FUSED)
+    if _is_file(plain):
+        return None
+    found: Any
+    if is_zoo_model(plain):
+        found = zoo.build_step(plain)
+    elif function := FUNCTION.fullmatch(plain):
+        found = _call(plain, function[1], function[2], "meta")
+    else:
+        return None
+    if isinstance(found, CapturedStep):
+        found = found.step
+    if isinstance(found, tuple) and len(found) in (4, 5):
+        found = TrainingStep(*found)
+    if not isinstance(found, TrainingStep):
+        return None
+    return replace(found, fuse=True) if model.startswith(FUSED) else found
+
+
+def with_twice_the_batch(step: "TrainingStep") -> "TrainingStep | None":
+    """Returns a step whose batch has each of its tensors twice; None if the tensors have different numbers of rows."""
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map
+
+    tensors = [leaf for leaf in tree_leaves(step.batch) if isinstance(leaf, torch.Tensor)]
+    if len({tensor.shape[:1] for tensor in tensors}) != 1 or not tensors[0].ndim:
+        return None
+    twice = tree_map(lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, torch.Tensor) else leaf, step.batch)
+    return replace(step, batch=twice)

@@ -5,6 +5,7 @@ import sys
 from typing import Any, NoReturn
 
 from placewise import __version__
+from placewise.cli.advise_command import add_advise
 from placewise.cli.bench_command import add_bench
 from placewise.cli.bound_command import add_bound
 from placewise.cli.capture_command import add_capture
@@ -30,6 +31,7 @@ from placewise.report.terminal_text import printable
 
 COMMANDS = (  # in the order in which a newcomer needs them
     add_place,
+    add_advise,
     add_compare,
     add_simulate,
     add_bound,

@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
+from placewise.search.advice import fastest_alone
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
@@ -26,14 +25,3 @@ def simulate_comparisons(problem: Problem) -> Comparisons:
     except StrategyError:
         return Comparisons(fastest_alone(problem), None)
     return Comparisons(fastest_alone(problem), None if outcome.placement is None else outcome.step_seconds)
-
-
-def fastest_alone(problem: Problem) -> tuple[str, float] | None:
-    """Returns the device that runs everything fastest, and the step's time there; None if everything fits on no device."""
-    whole = np.flatnonzero(problem.allowed.all(axis=0))
-    if not len(whole):
-        return None
-    evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
-    times = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
-    best = int(times.argmin())
-    return (problem.cluster.device_names[whole[best]], float(times[best])) if np.isfinite(times[best]) else None

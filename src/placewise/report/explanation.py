@@ -12,7 +12,7 @@ from placewise.core.arrays import Floats
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
 from placewise.core.quantities import format_bytes, format_percent_rounded_up, format_seconds
-from placewise.report.comparisons import fastest_alone
+from placewise.search.advice import fastest_alone
 from placewise.simulate.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -1,0 +1,79 @@
+"""Machines that are a little different from a given one: faster links, a GPU more or less, other memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from placewise.core.cluster import Cluster, Device, Link
+
+
+def with_faster_links(cluster: Cluster, factor: float) -> Cluster:
+    """Returns the cluster with links that move bytes this much faster, after a latency that is as much shorter."""
+    links = [
+        replace(link, bytes_per_second=link.bytes_per_second * factor, latency_seconds=link.latency_seconds / factor)
+        for link in cluster.links
+    ]
+    return replace(cluster, name=f"{cluster.name}, faster links", links=tuple(links))
+
+
+def with_faster_launches(cluster: Cluster, factor: float) -> Cluster:
+    """Returns the cluster with a host that launches this much faster."""
+    return replace(cluster, name=f"{cluster.name}, faster host", dispatch_seconds=cluster.dispatch_seconds / factor)
+
+
+def gpus_of(cluster: Cluster) -> list[Device]:
+    """Returns the devices that are no CPUs, the fastest first; ties go to the first."""
+    return sorted((device for device in cluster.devices if device.kind != "cpu"), key=lambda device: -device.flops)
+
+
+def with_one_more(cluster: Cluster) -> Cluster | None:
+    """Returns the cluster with a second one of its fastest GPU, on links like those of the first; None without a GPU.
+
+    The two are connected as the first is with the next GPU, or else with any other device.
+    """
+    gpus = gpus_of(cluster)
+    if not gpus or len(cluster.devices) < 2:
+        return None
+    first = gpus[0].name
+    number = next(n for n in range(len(cluster.devices) + 1) if f"gpu:{n}" not in cluster.device_names)
+    new = replace(gpus[0], name=f"gpu:{number}")
+    other = (gpus[1:] or [device for device in cluster.devices if device.name != first])[0].name
+    links = list(cluster.links)
+    for link in cluster.links:
+        ends = (link.source, link.target)
+        if first in ends:
+            links.append(_with_ends(link, lambda name: new.name if name == first else name, first, new.name))
+        if ends == (first, other):
+            links.append(_with_ends(link, lambda name: new.name if name == other else name, other, new.name))
+            links.append(_with_ends(link, lambda name: new.name if name == first else first, first, new.name))
+    return replace(cluster, name=f"{cluster.name} and one {first} more", devices=(*cluster.devices, new), links=tuple(links))
+
+
+def _with_ends(link: Link, rename: Callable[[str], str], old: str, new: str) -> Link:
+    """Returns a link between other devices; a channel that has the old device's name in its own is another one, too."""
+
+    def channel(name: str) -> str:
+        return name.replace(old, new)
+
+    channels = link.channel
+    if isinstance(channels, str):
+        channels = channel(channels)
+    elif channels is not None:
+        channels = tuple(map(channel, channels))
+    return replace(link, source=rename(link.source), target=rename(link.target), channel=channels)
+
+
+def with_one_less(cluster: Cluster) -> tuple[Cluster, str] | None:
+    """Returns the cluster without its slowest GPU, and that GPU's name; None if it has fewer than two."""
+    gpus = gpus_of(cluster)
+    if len(gpus) < 2:
+        return None
+    name = gpus[-1].name
+    devices = tuple(device for device in cluster.devices if device.name != name)
+    links = tuple(link for link in cluster.links if name not in (link.source, link.target))
+    return replace(cluster, name=f"{cluster.name} without {name}", devices=devices, links=links), name
+
+
+def with_half_the_memory(cluster: Cluster) -> Cluster:
+    """Returns the cluster with half of each GPU's memory."""
+    limits = {device.name: device.memory_bytes // 2 for device in gpus_of(cluster)}
+    return replace(cluster.limited(limits), name=f"{cluster.name}, half the GPUs' memory")

@@ -1,0 +1,294 @@
+"""Advice: whether more devices are worth it, what limits the step, and what would help how much, all by simulation."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from placewise.core.cluster import Cluster
+from placewise.core.errors import PlacewiseError
+from placewise.core.graph import Graph
+from placewise.core.problem import Problem
+from placewise.core.quantities import format_seconds
+from placewise.machines.variants import (
+    gpus_of,
+    with_faster_launches,
+    with_faster_links,
+    with_half_the_memory,
+    with_one_less,
+    with_one_more,
+)
+from placewise.search.budget import CLOSED, Budget
+from placewise.search.driver import unless_stopped
+from placewise.search.planner import Planner, find_bound
+from placewise.search.request import Request
+from placewise.search.tight_memory import with_options_if_tight
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.simulator import Simulator
+from placewise.strategies.auto.continued import Continued
+
+if TYPE_CHECKING:
+    from placewise.graph_capture.training_step import TrainingStep
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+NEAR = 0.03  # of the best plan: a device that comes as near is enough
+
+WORTH_IT = 0.05  # of the step: what a change must save to be recommended
+
+FASTER = 2.0  # how much faster links and launches are made
+
+FIRST = 3.0  # times the seconds of other searches: what the search for the plan itself gets
+
+
+class Limit(NamedTuple):
+    """Something of the machine, and how much shorter the step would be if it were twice as fast."""
+
+    what: str
+    saved: float  # share of the step
+
+
+class Change(NamedTuple):
+    """Something that could be changed, and what the step would take then."""
+
+    what: str
+    kind: str  # "free": nothing to buy and the same numbers; "software": other numbers; "machine"
+    seconds: float  # for as many samples as before; infinite if nothing fits
+    option: str = ""  # how to ask for it
+
+    def saved(self, seconds: float) -> float:
+        """Returns the share of a step of these seconds that it saves."""
+        return 1 - self.seconds / seconds if seconds else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What was found for a step on a machine."""
+
+    schedule: Schedule  # of the plan
+    bound_seconds: float | None
+    alone: tuple[str, float] | None  # the fastest single device and its seconds
+    limits: tuple[Limit, ...]  # the largest first
+    changes: tuple[Change, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The plan's step."""
+        return self.schedule.step_seconds
+
+    @property
+    def best_seconds(self) -> float:
+        """The best step on this machine with the same numbers."""
+        return min([self.seconds, *(change.seconds for change in self.changes if change.kind == "free")])
+
+    @property
+    def one_is_enough(self) -> bool:
+        """Whether a single device is nearly as fast as the best plan."""
+        return self.alone is not None and self.alone[1] <= self.best_seconds * (1 + NEAR)
+
+    @property
+    def recommendation(self) -> str:
+        """What to do, in one sentence."""
+        free = _best(self.changes, self.seconds, "free")
+        others = _best(self.changes, self.seconds, "software", "machine")
+        more = f"; {_in_words(others, self.seconds)}" if others else ""
+        if self.one_is_enough and self.alone is not None:
+            name, seconds = self.alone
+            proven = self.bound_seconds is not None and seconds <= self.bound_seconds * (1 + NEAR)
+            than = "any plan" if proven else "any plan found"
+            software = _best(self.changes, self.seconds, "software")
+            more = f"; {_in_words(software, self.seconds)}" if software else ""
+            return f"buy nothing: {name} alone is within {NEAR:.0%} of {than}{more}"
+        if free:
+            return f"{free.option or free.what}: {_in_words(free, self.seconds)}"
+        if others:
+            return f"use this plan{more}"
+        return f"use this plan: nothing that was tried saves more than {WORTH_IT:.0%}"
+
+
+def _best(changes: tuple[Change, ...], seconds: float, *kinds: str) -> Change | None:
+    """Returns the change of these kinds that saves most, None if none is worth it; ties go to the first."""
+    worth = [change for change in changes if change.kind in kinds and change.saved(seconds) >= WORTH_IT]
+    return min(worth, key=lambda change: change.seconds, default=None)
+
+
+def _in_words(change: Change, seconds: float) -> str:
+    return f"{change.what} would save {change.saved(seconds):.0%} ({format_seconds(change.seconds)})"
+
+
+# --- what limits a schedule ---
+
+
+def find_limits(schedule: Schedule) -> tuple[Limit, ...]:
+    """Returns what limits a schedule, the largest first: each made twice as fast, with nothing else changed."""
+    problem, step = schedule.problem, schedule.step_seconds
+    cluster, limits = problem.cluster, list[Limit]()
+    if not step:
+        return ()
+
+    def add(what: str, other: Problem) -> None:
+        found = Simulator(other, "program").simulate(schedule.placement[None], schedule.order[None])
+        limits.append(Limit(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
+
+    for device, name in enumerate(cluster.device_names):
+        if schedule.busy_seconds[device] > 0:
+            op_seconds = problem.op_seconds.copy()
+            op_seconds[:, device] /= FASTER
+            add(f"the work of {name}", replace(problem, op_seconds=op_seconds))
+    if len(schedule.copy_tensors):
+        add("the links", replace(problem, cluster=with_faster_links(cluster, FASTER)))
+    if cluster.dispatch_seconds:
+        add("launches", replace(problem, cluster=with_faster_launches(cluster, FASTER)))
+    return tuple(sorted(limits, key=lambda limit: -limit.saved))
+
+
+def path_share(schedule: Schedule) -> float:
+    """Returns how much of the step the model's own critical path takes, each op on its fastest device and no copies."""
+    problem = schedule.problem
+    ends = np.zeros(problem.num_ops)
+    writers, readers, _ = problem.graph.edges
+    after = problem.graph.ops.after
+    earlier = np.concatenate([writers, after.values])
+    later = np.concatenate([readers, after.rows])
+    by_reader = np.argsort(later, kind="stable")
+    sources, targets = earlier[by_reader].tolist(), later[by_reader].tolist()
+    start, seconds, entry = [0.0] * problem.num_ops, problem.fastest_seconds.tolist(), 0
+    for n in range(problem.num_ops):
+        while entry < len(targets) and targets[entry] == n:
+            start[n] = max(start[n], ends[sources[entry]])
+            entry += 1
+        ends[n] = start[n] + seconds[n]
+    return float(ends.max(initial=0.0)) / schedule.step_seconds if schedule.step_seconds else 0.0
+
+
+def limits_in_words(schedule: Schedule, limits: tuple[Limit, ...]) -> str:
+    """Returns what limits the step, with numbers."""
+    if not limits:
+        return "nothing: no op takes any time"
+    path = path_share(schedule)
+    if path >= 0.9:
+        return f"the model's own critical path: {path:.0%} of the step, however many devices there are"
+    first, *others = limits
+    second = (
+        f"; twice as fast, {others[0].what} would save {others[0].saved:.0%}" if others and others[0].saved > 0.01 else ""
+    )
+    return f"{first.what}: twice as fast, it would save {first.saved:.0%} of the step{second}".replace(
+        "links: twice as fast, it", "links: twice as fast, they"
+    ).replace("launches: twice as fast, it", "launches: twice as fast, they")
+
+
+def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices: int) -> str:
+    """Returns how a plan compares with the fastest single device."""
+    if alone is None:
+        return "no single device can hold the step"
+    name, other = alone
+    if other <= seconds * (1 + NEAR):
+        above = max(other / seconds - 1, 0.0) if seconds else 0.0
+        return f"buy nothing: {name} alone takes {format_seconds(other)}, {above:.1%} more than this plan"
+    more = f"this plan on {num_devices} devices saves {1 - seconds / other:.0%}"
+    return f"{name} alone takes {format_seconds(other)}: {more}"
+
+
+# --- what would help ---
+
+
+@dataclass(frozen=True, eq=False)
+class Adviser:
+    """Places a step, and what is a little different from it, each with a short search."""
+
+    seconds: float = 3.0  # of each search; the plan's own gets more
+    seed: int = 0
+    on_step: Callable[[str], None] = lambda what: None  # is told what is being tried
+
+    def advise(self, graph: Graph, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Advice | None:
+        """Returns advice for a graph on a cluster, also for what needs another capture of the model; None if nothing fits.
+
+        `step` returns the step that the graph was captured from, a new one in every call, or None if there is none.
+        """
+        self.on_step("this plan")
+        problem = Problem.of(graph, cluster)
+        bound = find_bound(problem)
+        schedule = self._place(problem, FIRST * self.seconds, None if bound is None else bound.seconds)
+        alone = fastest_alone(problem)
+        if schedule is None:
+            return None
+        changes = [*self._captures(cluster, step), *self._machines(graph, cluster, schedule)]
+        bound_seconds = None if bound is None else bound.seconds
+        return Advice(schedule, bound_seconds, alone, find_limits(schedule), tuple(changes))
+
+    def _captures(self, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Iterator[Change]:
+        """Yields what would take another capture: micro-batches, bfloat16, fused ops, a larger batch."""
+        from placewise.graph_capture.capture import capture_step
+        from placewise.models import with_twice_the_batch
+
+        given = step()
+        if given is None or given.optimizer is None:
+            return
+        import torch
+
+        variants: list[tuple[str, str, str, float, Callable[[TrainingStep], TrainingStep | None]]] = [
+            (f"{number} micro-batch{'es' if number > 1 else ''}", "free", f"use micro_batches={number}", 1.0,
+             lambda one, number=number: replace(one, micro_batches=number))  # type: ignore[misc]
+            for number in MICRO_BATCHES if number != given.micro_batches
+        ]  # fmt: skip
+        if given.autocast is None:
+            variants.append(("bfloat16 (autocast)", "software", "", 1.0, lambda one: replace(one, autocast=torch.bfloat16)))
+        if not given.fuse:
+            variants.append(("fused ops", "software", "", 1.0, lambda one: replace(one, fuse=True)))
+        variants.append(("twice the batch, per sample", "software", "", 0.5, with_twice_the_batch))
+        for what, kind, option, share, change in variants:
+            self.on_step(what)
+            try:
+                built = step()
+                changed = None if built is None else change(built)
+                if changed is None:
+                    continue
+                graph = capture_step(changed, what).graph
+            except PlacewiseError:
+                continue  # such as a batch that can't be split into that many parts
+            found = self._place(Problem.of(graph, cluster), self.seconds)
+            yield Change(what, kind, np.inf if found is None else found.step_seconds * share, option)
+
+    def _machines(self, graph: Graph, cluster: Cluster, schedule: Schedule) -> Iterator[Change]:
+        """Yields what other machines would do; each search begins at the plan, if that is possible."""
+        less = with_one_less(cluster)
+        machines = [
+            ("links twice as fast", with_faster_links(cluster, FASTER) if len(cluster.devices) > 1 else None),
+            (f"one {gpus[0].name} more" if (gpus := gpus_of(cluster)) else "", with_one_more(cluster)),
+            (f"{less[1]} taken out" if less else "", less[0] if less else None),
+            ("half the GPUs' memory", with_half_the_memory(cluster) if gpus else None),
+        ]
+        for what, machine in machines:
+            if machine is None:
+                continue
+            self.on_step(what)
+            problem = Problem.of(graph, machine)
+            found = self._place(problem, self.seconds)
+            seconds = np.inf if found is None else found.step_seconds
+            if schedule.present is None and set(machine.device_names) >= set(cluster.device_names):
+                placement = problem.contract(schedule.problem.expand(schedule.placement))
+                carried = self._place(problem, self.seconds, start=Continued(placement, schedule.order))
+                seconds = min(seconds, np.inf if carried is None else carried.step_seconds)
+            yield Change(what, "machine", seconds)
+
+    def _place(
+        self, problem: Problem, seconds: float, bound_seconds: float | None = None, start: Continued | None = None
+    ) -> Schedule | None:
+        """Returns the fastest schedule that a search of some seconds finds, None if nothing fits."""
+        problem = problem if start else with_options_if_tight(problem)
+        budget = Budget(seconds=seconds, target_gap=CLOSED)
+        planner = Planner(problem, Request(budget=budget, seed=self.seed), strategy=start)
+        outcome = unless_stopped(planner.search())
+        return None if outcome.placement is None else planner.schedule(outcome)
+
+
+def fastest_alone(problem: Problem) -> tuple[str, float] | None:
+    """Returns the device that runs everything fastest, and the step's time there; None if everything fits on no device."""
+    whole = np.flatnonzero(problem.allowed.all(axis=0))
+    if not len(whole):
+        return None
+    evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
+    times = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
+    best = int(times.argmin())
+    return (problem.cluster.device_names[whole[best]], float(times[best])) if np.isfinite(times[best]) else None
