@@ -15,8 +15,8 @@ from placewise.cli import main
 from placewise.cli.parser import make_parser
 
 DAY = (
-    "place compare simulate bound memory detect profile run report runs resume models clusters strategies capture info "
-    "import"
+    "place advise compare simulate bound memory detect profile run report runs resume models clusters strategies capture "
+    "info import"
 )
 
 
@@ -30,7 +30,7 @@ def parsers(parser: argparse.ArgumentParser | None = None) -> Iterator[argparse.
 
 
 ACTIONS = [(parser.prog, action) for parser in parsers() for action in parser._actions]
-OWN = ("--output", "--set", "--help")  # of each command its own
+OWN = ("--output", "--set", "--keep", "--help")  # of each command its own
 
 
 def test_commands_are_in_the_order_of_a_newcomers_day() -> None:

@@ -297,7 +297,7 @@ def test_completion(capsys: pytest.CaptureFixture[str], shell: str) -> None:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ("bench s", "scale scale-out setups simulate speed start suite"),
+        ("bench s", "scale scale-out setups simple simulate speed start suite"),
         ("bench scale-out --d", "--delay"),
         ("bench rows --d", ""),
     ],
@@ -390,8 +390,8 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
     text = helped(capsys, "bench", name)
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
-        "--markdown": ("rows", "suite"),
-        "--seconds S": ("measured", "predictions", "rows"),
+        "--markdown": ("rows", "simple", "suite"),
+        "--seconds S": ("measured", "predictions", "rows", "simple"),
         "--budget N": ("measured", "predictions", "rows", "suite", "scale-out"),
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),

@@ -62,6 +62,24 @@ def _keep_whole(options: argparse.Namespace) -> None:
     options.grouping = KEPT.get(options.keep, options.keep)
 
 
+def _choose_micro_batches(options: argparse.Namespace) -> None:
+    """Replaces `micro_batches=auto` in MODEL by the number with the shortest step, found by short searches."""
+    from placewise.cli.outputs import warn
+    from placewise.core.cluster import Cluster
+    from placewise.core.quantities import format_seconds
+    from placewise.models import is_zoo_model
+    from placewise.search.micro_batches import AUTO, choose_micro_batches
+
+    if not is_zoo_model(options.model) or AUTO not in options.model:
+        return
+    cluster = Cluster.load(options.cluster).limited(dict(options.memory))
+    number, found = choose_micro_batches(options.model, cluster, options.seconds, options.seed)
+    options.model = options.model.replace(AUTO, f"micro_batches={number}")
+    if not options.quiet:
+        tried = ", ".join(f"{count}: {format_seconds(seconds)}" for count, seconds in found.items())
+        warn(f"micro_batches={number} (a step with {tried})")
+
+
 def _place(options: argparse.Namespace) -> None:
     from placewise.report.search_curves import Point
     from placewise.search.budget import budget_of
@@ -79,6 +97,7 @@ def _place(options: argparse.Namespace) -> None:
     _keep_whole(options)
     if options.measure and options.target_gap is not None:
         raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
+    _choose_micro_batches(options)
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
     names = (options.model, options.cluster)
     tolerance = tolerance_of(strategy, options.simple, is_measured=measure is not None)

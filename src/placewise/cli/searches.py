@@ -76,8 +76,9 @@ def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> No
     from placewise.report.explanation import explain
     from placewise.report.terminal_picture import device_table, terminal_picture
     from placewise.report.terminal_text import bold, wrapped
+    from placewise.search.advice import advice_in_words
 
-    explained = explain(schedule.problem, schedule, bound)
+    explained = [*explain(schedule.problem, schedule, bound), *advice_in_words(schedule)]
     headline = bold(wrapped(str(plan).splitlines()[0]))
     is_simulated = [] if plan.predicted_seconds is None else ["simulated:"]
     lines = [*plan.trust(), *options_in_words(schedule), *explained]

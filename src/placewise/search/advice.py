@@ -21,6 +21,7 @@ from placewise.machines.variants import (
 )
 from placewise.search.budget import CLOSED, Budget
 from placewise.search.driver import unless_stopped
+from placewise.search.micro_batches import NUMBERS
 from placewise.search.planner import Planner, find_bound
 from placewise.search.request import Request
 from placewise.search.tight_memory import with_options_if_tight
@@ -30,8 +31,6 @@ from placewise.strategies.auto.continued import Continued
 
 if TYPE_CHECKING:
     from placewise.graph_capture.training_step import TrainingStep
-
-MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 NEAR = 0.03  # of the best plan: a device that comes as near is enough
 
@@ -169,13 +168,10 @@ def limits_in_words(schedule: Schedule, limits: tuple[Limit, ...]) -> str:
     path = path_share(schedule)
     if path >= 0.9:
         return f"the model's own critical path: {path:.0%} of the step, however many devices there are"
-    first, *others = limits
-    second = (
-        f"; twice as fast, {others[0].what} would save {others[0].saved:.0%}" if others and others[0].saved > 0.01 else ""
-    )
-    return f"{first.what}: twice as fast, it would save {first.saved:.0%} of the step{second}".replace(
-        "links: twice as fast, it", "links: twice as fast, they"
-    ).replace("launches: twice as fast, it", "launches: twice as fast, they")
+    if limits[0].what == "launches":
+        launching = schedule.problem.cluster.dispatch_seconds * (schedule.problem.num_ops + len(schedule.copy_tensors))
+        return f"launches: the host needs {format_seconds(launching)} of the step for them"
+    return f"{limits[0].what}: twice as fast would save {limits[0].saved:.0%}"
 
 
 def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices: int) -> str:
@@ -188,6 +184,21 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
         return f"buy nothing: {name} alone takes {format_seconds(other)}, {above:.1%} more than this plan"
     more = f"this plan on {num_devices} devices saves {1 - seconds / other:.0%}"
     return f"{name} alone takes {format_seconds(other)}: {more}"
+
+
+def advice_in_words(schedule: Schedule) -> tuple[str, ...]:
+    """Returns three lines under a plan: one device against all, what limits the step, and what would help."""
+    problem, step, limits = schedule.problem, schedule.step_seconds, find_limits(schedule)
+    if not step:
+        return ()
+    used = len(np.unique(schedule.devices))
+    helps = [f"{limit.what} twice as fast, {limit.saved:.0%}" for limit in limits if limit.saved >= 0.01][:3]
+    return (
+        f"one device: {alone_in_words(fastest_alone(problem), step, used)}",
+        f"what limits: {limits_in_words(schedule, limits)}",
+        f"what would help: {'; '.join(helps) or 'no faster part of the machine'}; `placewise advise` also tries "
+        "micro-batches, more and fewer GPUs, bfloat16, fused ops and a larger batch",
+    )
 
 
 # --- what would help ---
@@ -230,7 +241,7 @@ class Adviser:
         variants: list[tuple[str, str, str, float, Callable[[TrainingStep], TrainingStep | None]]] = [
             (f"{number} micro-batch{'es' if number > 1 else ''}", "free", f"use micro_batches={number}", 1.0,
              lambda one, number=number: replace(one, micro_batches=number))  # type: ignore[misc]
-            for number in MICRO_BATCHES if number != given.micro_batches
+            for number in NUMBERS if number != given.micro_batches
         ]  # fmt: skip
         if given.autocast is None:
             variants.append(("bfloat16 (autocast)", "software", "", 1.0, lambda one: replace(one, autocast=torch.bfloat16)))

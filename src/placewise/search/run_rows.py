@@ -63,7 +63,7 @@ class Specification:
         return digest_of(fields)
 
 
-class Answer(NamedTuple):
+class SimplerPlan(NamedTuple):
     """The plan that a finished run answers with, if it is not the fastest that was found."""
 
     placement: Ints  # [groups]
@@ -78,7 +78,7 @@ class RunHead(NamedTuple):
     specification: Specification
     created: float  # seconds since 1970
     status: str  # running, or why the search ended
-    finding: tuple[int, float, Answer | None] | None  # of a finished run: evaluations, seconds and answer
+    finding: tuple[int, float, SimplerPlan | None] | None  # of a finished run: evaluations, seconds and answer
 
 
 def pack_specification(specification: Specification) -> str:
@@ -121,7 +121,7 @@ def _unpack_specification(text: Any, source: str) -> Specification:
         raise StoreError(f"{source}: {rule}") from None
 
 
-def _answer(outcome: Fields) -> Answer:
+def _answer(outcome: Fields) -> SimplerPlan:
     names = ("placement", "order", "step_seconds", "simplicity")
     given = Fields(f"{outcome.element}: answer", outcome.mapping("answer"), names, StoreError)
     columns = []
@@ -132,10 +132,10 @@ def _answer(outcome: Fields) -> Answer:
             raise given.wrong(f"{name} must be base64") from None
         columns.append(_unpacked(packed, kind, f"{given.element}: {name}"))
     simplicity = read_simplicity(given.mapping("simplicity"), f"{given.element}: simplicity", StoreError)
-    return Answer(columns[0], columns[1], given.number("step_seconds"), simplicity)
+    return SimplerPlan(columns[0], columns[1], given.number("step_seconds"), simplicity)
 
 
-def pack_finding(evaluations: int, seconds: float, answer: Answer | None = None) -> str:
+def pack_finding(evaluations: int, seconds: float, answer: SimplerPlan | None = None) -> str:
     """Returns the evaluations, the seconds and the answer of a finished run as text."""
     finding: dict[str, Any] = {"evaluations": evaluations, "seconds": seconds}
     if answer is not None:

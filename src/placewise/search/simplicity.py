@@ -17,6 +17,7 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search, Strategy
 from placewise.core.errors import InputError
+from placewise.core.labels import connected_components
 from placewise.core.plan import Simplicity
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
@@ -32,7 +33,7 @@ from placewise.strategies.auto.walk import Pace
 
 DEFAULT_TOLERANCE = 0.02  # of auto's plans; a strategy that is asked for by name answers with what it found
 
-SHARE = 0.15  # of a budget in seconds: what is kept for making the plan simpler
+SHARE = 0.2  # of a budget in seconds: what is kept for making the plan simpler
 
 ROUNDS, CYCLE = 80, 20  # of walks; each cycle goes from hot to cold
 
@@ -40,9 +41,13 @@ MOST_OPS = 16_000_000  # launches in the rounds' whole passes: large steps get f
 
 LEAST_ROUNDS = 4
 
+PASSES, MOST_ISLANDS = 3, 400  # over the islands of a placement, and how many of them are tried in each
+
 HOT, COLD = 2.0, 0.05  # temperatures, relative to the price of a copy
 
 STEEPER = 1.3  # by which the price changes after a round: up if the step is within the tolerance, else down
+
+FEW = 3  # of the simplest placements that walks have found: their islands are looked at again
 
 KEPT = 12  # candidates of the front that are looked at in the end
 
@@ -180,7 +185,11 @@ def simplify(
     """
     first = front.add(fastest)
     if first.copies:
+        _without_islands(front, first)
         _walk(front, rng, None if seconds is None else time.monotonic() + seconds)
+    limit = min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
+    for judged in front.within(limit)[:FEW]:
+        _without_islands(front, judged)
     limit = min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
     found = [_made_whole(front, judged, limit) for judged in front.within(limit)[:KEPT]] or [first]
     least = min(judged.cuts for judged in found)
@@ -242,6 +251,51 @@ def _walk(front: Front, rng: np.random.Generator, deadline: float | None) -> Non
             for chain, candidate in enumerate(candidates):
                 front.add(candidate)
                 prices[chain] *= STEEPER if candidate.seconds <= limit else 1 / STEEPER
+
+
+def _without_islands(front: Front, judged: Judged) -> None:
+    """Adds the placement with more and more of its islands gone, the cheapest first: seconds for each copy less.
+
+    An island is a connected set of groups on one device. It goes to a device of its neighbours; one that makes the step
+    longer than the tolerance allows stays.
+    """
+    model, problem, crossings = front.model, front.model.problem, front.crossings
+    pairs = np.unique(np.stack([crossings.sources, crossings.targets]), axis=1)
+    for _ in range(PASSES):
+        placement, order = judged.candidate.placement, np.asarray(judged.candidate.order, np.int64)
+        here = placement[pairs]
+        same = here[0] == here[1]
+        island = connected_components(problem.num_groups, pairs[:, same].T.tolist())  # [groups]
+        edges = np.concatenate([pairs[:, ~same], pairs[::-1, ~same]], axis=1)
+        offers = np.unique(np.stack([island[edges[0]], placement[edges[1]]]), axis=1).T.tolist()  # (island, device)
+        sizes = np.bincount(island)
+        moves = []
+        for number, device in offers:
+            if sizes[number] <= problem.num_groups // 2:
+                groups = np.flatnonzero(island == number)
+                if problem.allowed[groups, device].all():
+                    moves.append((groups, device))
+        trials = np.tile(placement, (len(moves), 1))
+        for row, (groups, device) in enumerate(moves):
+            trials[row, groups] = device
+        fewer = np.array([judged.copies - crossings.count_copies(trial) for trial in trials], np.int64)
+        useful = np.flatnonzero(fewer > 0)[:MOST_ISLANDS]
+        if not len(useful):
+            return
+        longer = model.simulate(trials[useful], order[None]).step_seconds - judged.seconds
+        is_better = False
+        for choice in np.argsort(longer / fewer[useful], kind="stable").tolist():
+            groups, device = moves[useful[choice]]
+            moved = judged.candidate.placement.copy()
+            moved[groups] = device
+            candidate = Candidate.of(model, moved, order)
+            if candidate.overflow_bytes or candidate.seconds > front.best_seconds * (1 + front.tolerance):
+                continue
+            found = front.add(candidate)
+            if found.copies < judged.copies:
+                judged, is_better = found, True
+        if not is_better:
+            return
 
 
 def _made_whole(front: Front, judged: Judged, limit: float) -> Judged:

@@ -23,9 +23,9 @@ from placewise.formats.graph_file import format_graph, parse_graph
 from placewise.search.driver import JudgedBatch, Outcome
 from placewise.search.run_rows import (
     STEP_COLUMNS,
-    Answer,
     Row,
     RunHead,
+    SimplerPlan,
     Specification,
     best_seconds,
     pack_batch,
@@ -362,10 +362,10 @@ class Run:
         if outcome.status != "stopped":
             answer = None
             if outcome.simplicity is not None and outcome.placement is not None and outcome.order is not None:
-                answer = Answer(outcome.placement, outcome.order, outcome.step_seconds, outcome.simplicity)
+                answer = SimplerPlan(outcome.placement, outcome.order, outcome.step_seconds, outcome.simplicity)
             self.end(outcome.status, outcome.evaluations, outcome.seconds, answer)
 
-    def end(self, status: str, evaluations: int, seconds: float, answer: Answer | None = None) -> None:
+    def end(self, status: str, evaluations: int, seconds: float, answer: SimplerPlan | None = None) -> None:
         """Records that the run is finished."""
         values = (status, pack_finding(evaluations, seconds, answer), self.number)
         self.file.execute("update runs set status = ?, outcome = ? where id = ?", values)

@@ -1,0 +1,99 @@
+"""Advice, on machines and steps small enough to work out by hand."""
+
+import numpy as np
+import pytest
+from builders import graph_data, tensor, tiny_cluster
+from simulated import Step, gpus, takes
+
+from placewise.core.cluster import Cluster
+from placewise.core.problem import Problem
+from placewise.machines.variants import with_faster_links, with_half_the_memory, with_one_less, with_one_more
+from placewise.search.advice import Advice, Change, Limit, advice_in_words, find_limits, path_share
+from placewise.simulate.schedule import Schedule
+from placewise.simulate.simulator import Simulator
+
+
+def schedule_of(placement: list[int], dispatch: float = 0) -> Schedule:
+    """Two ops of 8 s that read what a first one of 2 s makes (1 byte: a copy takes 2 s)."""
+    ops = [takes(2, 0, (), (0,)), takes(8, 1, (0,)), takes(8, 2, (0,))]
+    step = Step.of(graph_data([tensor("t", 1)], ops), gpus(2, dispatch=dispatch))
+    return Simulator(step.problem).schedule(np.array(placement))
+
+
+def test_limits_by_hand() -> None:
+    """On one GPU, 18 s are its work: twice as fast, 9 s. On two: 2 + 2 + 8 = 12 s.
+
+    There, gpu:1 twice as fast leaves 10 s, which gpu:0 also needs; gpu:0 twice as fast gives 1 + 2 + 8 = 11 s, and the links
+    2 + 1 + 8 = 11 s.
+    """
+    assert find_limits(schedule_of([0, 0, 0])) == (Limit("the work of gpu:0", 0.5),)
+    found = dict(find_limits(schedule_of([0, 0, 1])))
+    assert found["the work of gpu:1"] == pytest.approx(2 / 12)
+    assert found["the work of gpu:0"] == pytest.approx(1 / 12)
+    assert found["the links"] == pytest.approx(1 / 12)
+
+
+def test_launches_limit() -> None:
+    """Three launches of 100 s each: the last op of 8 s begins at 300 s; launched twice as fast, at 150 s."""
+    schedule = schedule_of([0, 0, 0], dispatch=100)
+    assert find_limits(schedule)[0] == Limit("launches", pytest.approx(150 / 308))
+    assert "what limits: launches: the host needs 300 s of the step for them" in advice_in_words(schedule)
+
+
+def test_the_path_of_the_model() -> None:
+    """The longest path is 2 + 8 = 10 s of 18 s, or of 12 s."""
+    assert path_share(schedule_of([0, 0, 0])) == pytest.approx(10 / 18)
+    assert path_share(schedule_of([0, 0, 1])) == pytest.approx(10 / 12)
+
+
+def test_three_lines_under_a_plan() -> None:
+    one, limits, helps = advice_in_words(schedule_of([0, 0, 1]))
+    assert one == "one device: gpu:0 alone takes 18 s: this plan on 2 devices saves 33%"
+    assert limits == "what limits: the work of gpu:1: twice as fast would save 17%"
+    assert helps.startswith(
+        "what would help: the work of gpu:1 twice as fast, 17%; the work of gpu:0 twice as fast, 8%; the "
+    )
+    assert advice_in_words(schedule_of([0, 0, 0]))[0] == (
+        "one device: buy nothing: gpu:0 alone takes 18 s, 0.0% more than this plan"
+    )
+
+
+@pytest.mark.parametrize(
+    ("alone", "bound", "changes", "recommended"),
+    [
+        (18.3, None, [], "buy nothing: gpu:0 alone is within 3% of any plan found"),
+        (18.3, 18.0, [], "buy nothing: gpu:0 alone is within 3% of any plan"),
+        (
+            18.3, 18.0, [Change("bfloat16", "software", 9.0), Change("one more", "machine", 8.0)],
+            "buy nothing: gpu:0 alone is within 3% of any plan; bfloat16 would save 50% (9 s)",
+        ),
+        (
+            18.3, None, [Change("4 micro-batches", "free", 9.0, "use micro_batches=4")],
+            "use micro_batches=4: 4 micro-batches would save 50% (9 s)",
+        ),
+        (40.0, None, [Change("one more", "machine", 9.0)], "use this plan; one more would save 50% (9 s)"),
+        (40.0, None, [Change("one more", "machine", 17.9)], "use this plan: nothing that was tried saves more than 5%"),
+    ],
+)  # fmt: skip
+def test_one_recommendation(alone: float, bound: float | None, changes: list[Change], recommended: str) -> None:
+    advice = Advice(schedule_of([0, 0, 0]), bound, ("gpu:0", alone), (), tuple(changes))
+    assert advice.recommendation == recommended
+
+
+def test_variants_of_a_machine() -> None:
+    cluster = Cluster.load("4090+3060")
+    more = with_one_more(cluster)
+    assert more is not None
+    assert more.device_names == (*cluster.device_names, "gpu:2")
+    assert more.devices[-1].flops == cluster.devices[0].flops
+    assert len(more.links) == 4 * 3
+    assert len(set(more.channel_names)) > len(cluster.channel_names)
+    less = with_one_less(cluster)
+    assert less is not None
+    assert less[1] == "gpu:1"
+    assert less[0].device_names == ("gpu:0", "cpu:0")
+    assert with_half_the_memory(cluster).memory_bytes[0] == cluster.memory_bytes[0] // 2
+    assert (with_faster_links(cluster, 2).bytes_per_second[0, 1]) == 2 * cluster.bytes_per_second[0, 1]
+    assert with_one_less(less[0]) is None
+    Problem.of(schedule_of([0, 0, 0]).problem.graph, more)
+    assert with_one_more(tiny_cluster()) is not None
