@@ -319,3 +319,84 @@ def test_a_model_is_named_for_measured_runs_only(graph: Path, tmp_path: Path, ca
     capsys.readouterr()
     rule = "--model: run 1 is simulated, so it needs no model"
     assert rule in refused(["resume", "1", "--run-file", runs, "--model", "os:abort"], capsys)
+
+
+# --- simple plans and advice ---
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        (("--simple", "60%"), "argument --simple: must be a share of at least 0 and below 50%, as in 10% or 0.1, got '60%'"),
+        (("--simple", "1%", "--measure"), "simple can't be used when placements are measured: it judges plans by simulated"),
+        (("--keep", "layer:3"), "unknown grouping 'layer:3'"),
+        (("--keep", "layers", "--grouping", "module"), "--keep and --grouping exclude each other"),
+    ],
+)
+def test_wrong_simplicity_is_refused(
+    graph: Path, options: tuple[str, ...], rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "argument" in rule:
+        with pytest.raises(SystemExit, match="2"):
+            main(place(graph, *options))
+        assert rule in capsys.readouterr().err
+        return
+    assert rule in refused(place(graph, *options), capsys)
+
+
+def test_layers_are_kept_whole(graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(place(graph, "--keep", "layers", "-o", str(tmp_path / "plan.json"), "--quiet")) == 0
+    problem = Problem.of(read_graph(graph), pw.Cluster.load("2xK80"), "layer")
+    Plan.load(tmp_path / "plan.json").resolve(problem)  # refuses a plan that splits a layer
+
+
+def test_auto_says_what_it_gave(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(place(graph, strategy="auto")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"\d+ cuts? in place of \d+ for .* \(copies: \d+ in place of \d+\)", lines[2])
+    assert lines[3].endswith(" if times are off by 10%")
+    starts = ("one device: ", "what limits: ", "what would help: ")
+    assert [start for start in starts if any(line.startswith(start) for line in lines)] == list(starts)
+
+
+def test_advice_for_a_graph_file_is_about_the_machine(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", str(graph), "--cluster", "2xK80", "--seconds", "0.05", "--json"]) == 0
+    advice = said(capsys)
+    assert [change["what"] for change in advice["changes"]] == [
+        "links twice as fast", "one gpu:0 more", "gpu:1 taken out", "half the GPUs' memory",
+    ]  # fmt: skip
+    assert all(change["kind"] == "machine" for change in advice["changes"])
+    assert advice["recommendation"]
+
+
+def test_advice_tries_other_captures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", MODEL, "--cluster", "2xK80", "--seconds", "0.05"]) == 0
+    text = capsys.readouterr().out
+    for what in ("2 micro-batches", "4 micro-batches", "bfloat16 (autocast)", "fused ops", "twice the batch, per sample"):
+        assert f"\n{what} " in text
+    assert "8 micro-batches" not in text  # 4 rows can't be split into 8
+
+
+def test_micro_batches_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "place",
+        f"{MODEL},micro_batches=auto",
+        "--cluster",
+        "2xK80",
+        "--seconds",
+        "0.2",
+        "-o",
+        str(tmp_path / "p.json"),
+    ]
+    assert main(command) == 0
+    chosen = re.match(r"placewise: micro_batches=(\d+) \(a step with 1: .*, 2: .*, 4: .*\)", capsys.readouterr().err)
+    assert chosen is not None
+    model = f"{MODEL},micro_batches={chosen[1]}"
+    assert main(["simulate", model, "--cluster", "2xK80", "--plan", str(tmp_path / "p.json")]) == 0
+
+
+def test_simple_plans_are_compared(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "simple", str(graph), "--clusters", "2xK80", "--seconds", "0.3", "--json"]) == 0
+    (row,) = said(capsys)["simple"]
+    assert row["simple"]["step_seconds"] > 0
+    assert row["fastest"]["cuts"] >= 0

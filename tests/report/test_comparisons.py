@@ -5,7 +5,7 @@ from chain_schedules import chain, two
 from simulated import Step, gpus
 
 from placewise.core.problem import Problem
-from placewise.report.comparisons import Comparisons, fastest_alone, simulate_comparisons
+from placewise.report.comparisons import Comparisons, fastest_alone, other_plans, simulate_comparisons
 
 
 def test_plans_are_compared_with_one_device_and_the_expert() -> None:
@@ -21,3 +21,9 @@ def test_everything_may_fit_on_no_device() -> None:
 
     assert fastest_alone(problem(5)) == ("gpu:0", 2.0)
     assert fastest_alone(problem(4)) is None
+
+
+def test_a_page_has_other_plans_of_the_step() -> None:
+    schedule = two()
+    others = other_plans(schedule.problem, (schedule.placement, schedule.order))
+    assert [(name, one.step_seconds) for name, one in others] == [("gpu:0", 8.0), ("expert", 10.0), ("fastest", 10.0)]

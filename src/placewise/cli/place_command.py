@@ -1,6 +1,8 @@
 """placewise place: search for a placement."""
 
 import argparse
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_devices, load_problem, measure_of, settings_of
@@ -26,7 +28,9 @@ from placewise.cli.tensorboard_curves import curves
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
+    from placewise.report.page.live_page import LivePage
     from placewise.search.driver import Progress
+    from placewise.search.planner import Planner
 
 
 def add_place(commands: Any) -> None:
@@ -47,6 +51,11 @@ def add_place(commands: Any) -> None:
     add_simple_option(parser)
     output = add_plan_options(parser)
     add_run_file_option(output)
+    output.add_argument(
+        "--watch",
+        action="store_true",
+        help="show the search in a browser while it runs; only this machine can open the page",
+    )
     output.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
     add_evaluation_options(parser)
 
@@ -111,9 +120,24 @@ def _place(options: argparse.Namespace) -> None:
     planner = planner_of(options, problem, request, find_bound(problem))
     points: list[Point] = []
 
-    def keep(progress: "Progress") -> None:
-        points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
+    with ExitStack() as opened:
+        live = opened.enter_context(_live_page(planner)) if options.watch else None
 
-    with curves(options.tensorboard) as write:
-        outcome = search_with_progress(planner, options, write, keep, record=options.run_file)
-    finish_search(planner, outcome, options, points)
+        def keep(progress: "Progress") -> None:
+            points.append(Point(progress.evaluations, progress.seconds, progress.step_seconds))
+            if live is not None:
+                live.add(progress.evaluations, progress.seconds, progress.step_seconds)
+
+        with curves(options.tensorboard) as write:
+            outcome = search_with_progress(planner, options, write, keep, record=options.run_file)
+        finish_search(planner, outcome, options, points, live)
+
+
+def _live_page(planner: "Planner") -> "LivePage":
+    """Returns the page of --watch, and says where it is."""
+    from placewise.report.page.live_page import LivePage
+    from placewise.report.terminal_text import problem_heading
+
+    live = LivePage(problem_heading(planner.problem), None if planner.bound is None else planner.bound.seconds)
+    print(f"watch the search at {live.url}", file=sys.stderr, flush=True)
+    return live

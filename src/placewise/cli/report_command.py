@@ -93,6 +93,7 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.report.page.page_data import ShownPlan, measured_seconds
     from placewise.report.search_curves import curve_of
     from placewise.rewrite.memory_options import graph_of_plan
+    from placewise.search.advice import advice_in_words
     from placewise.simulate.simulator import Simulator
 
     plans = [Plan.load(path) for path in options.sources]
@@ -127,6 +128,9 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
             plan.evaluations,
             measured,
             measured_seconds(plan),
+            trust=() if plan.simplicity is None else tuple(filter(None, [plan.simplicity.in_words(schedule.step_seconds)])),
+            advice=advice_in_words(schedule) if len(plans) == 1 else (),
+            interval_seconds=plan.interval_seconds,
         )
         for label, plan, of, schedule in zip(_labels(options.sources), plans, problems, schedules, strict=True)
     ]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
+    from placewise.report.page.live_page import LivePage
+    from placewise.report.page.page_data import ShownPlan
     from placewise.report.search_curves import Curve, Point
     from placewise.search.driver import Outcome, Progress
     from placewise.search.planner import Planner
@@ -46,10 +48,15 @@ def search_with_progress(
 
 
 def finish_search(
-    planner: "Planner", outcome: "Outcome", options: argparse.Namespace, points: "Sequence[Point]" = ()
+    planner: "Planner",
+    outcome: "Outcome",
+    options: argparse.Namespace,
+    points: "Sequence[Point]" = (),
+    live: "LivePage | None" = None,
 ) -> None:
-    """Writes and prints the plan of an outcome; `points` are how the search went, for its page."""
+    """Writes and prints the plan of an outcome; `points` are how the search went, for its page; `live` shows that, too."""
     from placewise.formats.plan_file import plan_fields
+    from placewise.report.page.html import write_page
     from placewise.report.terminal_text import wrapped
 
     if outcome.status == "stopped" and outcome.placement is None:
@@ -61,14 +68,19 @@ def finish_search(
         warn(f"stopped after {spent}: this is the best so far; {how_to_continue(options)}")
     if options.output:
         plan.save(options.output)
+    shown = []
+    if options.report or live is not None:
+        shown = shown_plans(planner, plan, schedule, outcome, _curve(planner, points, options))
     if options.report:
-        _write_page(plan, schedule, planner.bound, _curve(planner, points, options), options.report)
+        write_page(shown, options.report)
     if options.json:
         print_json(plan_fields(plan))
     elif not options.quiet:
         _print_plan(plan, schedule, planner.bound)
         if options.report:
             print("", wrapped(f"{options.report} shows it: open it in a browser"), sep="\n")
+    if live is not None:
+        live.finish(shown)
 
 
 def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> None:
@@ -88,16 +100,36 @@ def _print_plan(plan: "Plan", schedule: "Schedule", bound: "Bound | None") -> No
         print("", drawn, sep="\n")
 
 
-def _write_page(plan: "Plan", schedule: "Schedule", bound: "Bound | None", curve: "Curve", path: str) -> None:
-    from placewise.report.comparisons import simulate_comparisons
-    from placewise.report.page.html import write_page
+def shown_plans(
+    planner: "Planner", plan: "Plan", schedule: "Schedule", outcome: "Outcome", curve: "Curve"
+) -> "list[ShownPlan]":
+    """Returns what a plan's page shows: the plan, and others of the same step: one device, the expert's, the fastest."""
+    from placewise.report.comparisons import other_plans, simulate_comparisons
     from placewise.report.page.page_data import ShownPlan, measured_seconds
+    from placewise.report.search_curves import curve_of
+    from placewise.search.advice import advice_in_words
 
-    found, measured = (plan.strategy, plan.seed, plan.evaluations), measured_seconds(plan)
+    comparisons = simulate_comparisons(schedule.problem)
+    gave = "" if plan.simplicity is None else plan.simplicity.in_words(schedule.step_seconds)
     shown = ShownPlan(
-        "plan", schedule, bound, simulate_comparisons(schedule.problem), curve, *found, measured_seconds=measured
+        "plan" if plan.simplicity is None else "this plan",
+        schedule,
+        planner.bound,
+        comparisons,
+        curve,
+        plan.strategy,
+        plan.seed,
+        plan.evaluations,
+        measured_seconds=measured_seconds(plan),
+        trust=(gave,) if gave else (),
+        advice=advice_in_words(schedule),
+        interval_seconds=plan.interval_seconds,
     )
-    write_page([shown], path)
+    others = other_plans(schedule.problem, None if schedule.present is not None else outcome.fastest)
+    return [
+        shown,
+        *(ShownPlan(name, one, planner.bound, comparisons, curve_of(()), is_other=True) for name, one in others),
+    ]
 
 
 def _curve(planner: "Planner", points: "Sequence[Point]", options: argparse.Namespace) -> "Curve":

@@ -63,6 +63,7 @@ class Outcome:
     closest: Ints | None = None  # if nothing fits: the placement that overflows least
     overflow_bytes: int = 0
     simplicity: Simplicity | None = None  # if the placement is a simpler one than the fastest
+    fastest: tuple[Ints, Ints | None] | None = None  # then, the fastest placement that was judged, and its order
 
 
 def unless_stopped(outcome: Outcome) -> Outcome:

@@ -122,13 +122,15 @@ class Planner:
         fastest = Candidate.of(front.model, placement, order)
         if fastest.overflow_bytes:
             return outcome
-        seconds = self.request.budget.seconds
+        seconds, found = self.request.budget.seconds, (outcome.placement, outcome.order)
         rng = np.random.default_rng([self.request.seed, 1])  # other draws than the search's
         answer, gave = simplify(front, fastest, rng, None if seconds is None else SHARE * seconds)
         placement, order = answer.placement, np.asarray(answer.order, np.int64)
         if present is not None:
             placement, order = present.restore_placement(placement), present.restore_order(order)
-        return replace(outcome, placement=placement, order=order, step_seconds=answer.seconds, simplicity=gave)
+        return replace(
+            outcome, placement=placement, order=order, step_seconds=answer.seconds, simplicity=gave, fastest=found
+        )
 
     @contextmanager
     def _open_run(self, record: Run | str | Path | None) -> Iterator[Run | None]:

@@ -355,7 +355,7 @@ class Run:
         if best is None:
             return None
         found = Outcome(head.status, *best, step_seconds, spent, seconds, tuple(history))
-        return found if answer is None else replace(found, **answer._asdict())
+        return found if answer is None else replace(found, **answer._asdict(), fastest=best)
 
     def finish(self, outcome: Outcome) -> None:
         """Records how the run ended; a run that was stopped stays unfinished."""

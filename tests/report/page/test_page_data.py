@@ -45,6 +45,16 @@ def test_columns_are_little_endian_bytes() -> None:
     assert np.frombuffer(base64.b64decode(packed["base64"]), "<f8").tolist() == [1.5, -2.0]
 
 
+def test_what_a_plan_says_of_itself_goes_around_the_explanation() -> None:
+    """The paragraph of what runs where is for the picture; other plans of the step come after the first one."""
+    plan = dataclasses.replace(shown(two()), trust=("9 cuts",), advice=("buy nothing",), interval_seconds=(1.0, 2.0))
+    first, other = page_data([plan, dataclasses.replace(shown(two()), is_other=True)])["plans"]
+    assert (first["words"][0], first["words"][-1]) == ("9 cuts", "buy nothing")
+    assert first["where"].endswith("1 copy, 1 B")
+    assert first["where"] not in first["words"]
+    assert (first["interval_seconds"], first["is_other"], other["is_other"]) == ((1.0, 2.0), False, True)
+
+
 def test_problems_that_plans_share_are_there_once() -> None:
     first, same, other = two(), two(), chain(["c.mm"], [1.0], [0])
     data = page_data([shown(first), shown(other), shown(same)])

@@ -53,6 +53,10 @@ class ShownPlan:
     evaluations: int | None = None
     measured: MeasuredTrace | None = None  # the trace of a step that was run
     measured_seconds: float | None = None  # the step's time if the search measured it
+    trust: tuple[str, ...] = ()  # lines on what the plan gave for being simple
+    advice: tuple[str, ...] = ()  # lines on what would help
+    interval_seconds: tuple[float, float] | None = None  # between which eight of ten steps are if times are off by 10%
+    is_other: bool = False  # another plan of the first one's step, which a click shows in its place
 
 
 def measured_seconds(plan: "Plan") -> float | None:
@@ -144,6 +148,7 @@ def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
     in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
     in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
     path = schedule.critical_path
+    where, *words = explain(problem, schedule, plan.bound)
     return {
         "problem": problem_index,
         "label": plan.label,
@@ -152,7 +157,10 @@ def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
         "evaluations": plan.evaluations,
         "step_seconds": schedule.step_seconds,
         "fits": schedule.fits,
-        "words": explain(problem, schedule, plan.bound),
+        "where": where,
+        "words": [*plan.trust, *words, *plan.advice],
+        "interval_seconds": plan.interval_seconds,
+        "is_other": plan.is_other,
         "device": pack(schedule.devices, "u2"),
         "start": pack(t.start, "f8"),
         "seconds": pack(t.end - t.start, "f4"),

@@ -20,6 +20,8 @@ function moment(number) {
 
 const count = (number) => number.toLocaleString("en");
 const percent = (share) => `${share >= 0.0995 || share === 0 ? Math.round(share * 100) : (share * 100).toFixed(1)}%`;
+/** Returns a share rounded up to a tenth of a percent, so that "at most" holds. */
+const percentUp = (share) => `${(Math.max(Math.ceil(share * 1000 - 1e-5), 0) / 10).toFixed(1)}%`;
 const times = (ratio) => `${ratio >= 10 ? ratio.toFixed(0) : ratio.toFixed(2)}×`;
 
 /** Returns about this many round numbers between two. */

@@ -1,0 +1,50 @@
+"""The page that follows a search, asked as a browser asks."""
+
+import json
+import math
+import urllib.error
+import urllib.request
+
+import pytest
+from chain_schedules import two
+
+from placewise.report.comparisons import Comparisons
+from placewise.report.page.live_page import ADDRESS, LivePage
+from placewise.report.page.page_data import ShownPlan
+from placewise.report.search_curves import curve_of
+
+
+def ask(url: str, host: str | None = None) -> bytes:
+    request = urllib.request.Request(url, headers={} if host is None else {"Host": host})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def test_it_follows_the_search_and_ends_with_the_plan() -> None:
+    with LivePage("model on machine", 7.5) as live:
+        assert live.url.startswith(f"http://{ADDRESS}:")
+        assert b"default-src 'none'" in ask(live.url)
+        live.add(1, 0.1, math.inf)
+        for evaluations in (2, 3, 4):
+            live.add(evaluations, evaluations / 10, 9.0)
+        live.add(5, 0.5, 8.0)
+        state = json.loads(ask(f"{live.url}state.json"))
+        assert state["points"] == [[1, 0.1, None], [2, 0.2, 9.0], [4, 0.4, 9.0], [5, 0.5, 8.0]]
+        assert (state["title"], state["bound_seconds"], state["is_done"]) == ("model on machine", 7.5, False)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(f"{live.url}plan.html")
+        live._last_asked = -math.inf  # nobody watches any more
+        live.finish([ShownPlan("plan", two(), None, Comparisons(None, None), curve_of(()))])
+        assert json.loads(ask(f"{live.url}state.json"))["is_done"]
+        assert b"placewise" in ask(f"{live.url}plan.html")
+
+
+def test_other_sites_and_other_paths_get_nothing() -> None:
+    """A page of another site may make a browser ask here under its own name; it must learn nothing."""
+    with LivePage("secret", None) as live:
+        for path, host in (("state.json", "evil.example"), ("state.json", "evil.example:80"), ("../pyproject.toml", None)):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                ask(live.url + path, host)
+    with pytest.raises(urllib.error.URLError):
+        ask(live.url)
