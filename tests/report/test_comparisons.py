@@ -5,7 +5,8 @@ from chain_schedules import chain, two
 from simulated import Step, gpus
 
 from placewise.core.problem import Problem
-from placewise.report.comparisons import Comparisons, fastest_alone, other_plans, simulate_comparisons
+from placewise.report.comparisons import Comparisons, other_plans, simulate_comparisons
+from placewise.search.advice import fastest_alone
 
 
 def test_plans_are_compared_with_one_device_and_the_expert() -> None:

@@ -38,7 +38,7 @@ def _bound(options: argparse.Namespace) -> None:
     from placewise.bounds.best_bound import bound
     from placewise.bounds.certain_part import certain_part
     from placewise.bounds.check.certificates import check
-    from placewise.report.comparisons import fastest_alone
+    from placewise.search.advice import fastest_alone
 
     problem = load_problem(options)
     found = bound(problem, seconds=options.seconds)

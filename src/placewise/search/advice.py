@@ -36,6 +36,8 @@ NEAR = 0.03  # of the best plan: a device that comes as near is enough
 
 WORTH_IT = 0.05  # of the step: what a change must save to be recommended
 
+BALANCED = 0.03  # of the step: if no part of the machine saves more, being twice as fast, all of them limit it
+
 FASTER = 2.0  # how much faster links and launches are made
 
 FIRST = 3.0  # times the seconds of other searches: what the search for the plan itself gets
@@ -168,6 +170,11 @@ def limits_in_words(schedule: Schedule, limits: tuple[Limit, ...]) -> str:
     path = path_share(schedule)
     if path >= 0.9:
         return f"the model's own critical path: {path:.0%} of the step, however many devices there are"
+    if limits[0].saved < BALANCED:
+        busiest = int(schedule.busy_seconds.argmax())
+        share = schedule.busy_seconds[busiest] / schedule.step_seconds
+        name = schedule.problem.cluster.device_names[busiest]
+        return f"no part alone: the work is balanced, {name} is busy {share:.0%} of the step"
     if limits[0].what == "launches":
         launching = schedule.problem.cluster.dispatch_seconds * (schedule.problem.num_ops + len(schedule.copy_tensors))
         return f"launches: the host needs {format_seconds(launching)} of the step for them"

@@ -49,9 +49,9 @@ STEEPER = 1.3  # by which the price changes after a round: up if the step is wit
 
 FEW = 3  # of the simplest placements that walks have found: their islands are looked at again
 
-KEPT = 12  # candidates of the front that are looked at in the end
+KEPT = 24  # candidates of the front that are looked at in the end
 
-NEARLY = 1.25  # times the fewest cuts: up to this, the more robust plan is the answer
+NEARLY = 1.15  # times the cuts and copies of the simplest plan: up to this, the more robust one is the answer
 
 SPREAD = 10.0  # times the tolerance: how much slower than the fastest a placement may be at which walks begin
 
@@ -192,8 +192,7 @@ def simplify(
         _without_islands(front, judged)
     limit = min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
     found = [_made_whole(front, judged, limit) for judged in front.within(limit)[:KEPT]] or [first]
-    least = min(judged.cuts for judged in found)
-    simple = [judged for judged in found if judged.cuts <= NEARLY * least]
+    simple = _nearly_simplest(found)
     simple += [_in_program_order(front.model, judged) for judged in simple]
     simple = [judged for judged in simple if judged.seconds <= limit and not judged.candidate.overflow_bytes] or [first]
     answer = simple[_most_robust(front.model, [judged.candidate for judged in simple])]
@@ -318,6 +317,14 @@ def _made_whole(front: Front, judged: Judged, limit: float) -> Judged:
                 judged = Judged(cuts, copies, candidate)
                 break
     return judged
+
+
+def _nearly_simplest(found: list[Judged]) -> list[Judged]:
+    """Returns the plans with nearly the fewest cuts and copies; both count, each relative to the fewest of any plan."""
+    fewest_cuts = max(min(judged.cuts for judged in found), 1)
+    fewest_copies = max(min(judged.copies for judged in found), 1)
+    scores = [judged.cuts / fewest_cuts + judged.copies / fewest_copies for judged in found]
+    return [judged for judged, score in zip(found, scores, strict=True) if score <= NEARLY * min(scores)]
 
 
 def _in_program_order(model: Simulator, judged: Judged) -> Judged:
