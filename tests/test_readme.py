@@ -15,7 +15,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.chdir(tmp_path)
     for code in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         exec(compile(code, "README.md", "exec"), {})
-    assert "ms a step on 4090+3060" in capsys.readouterr().out
+    assert "ms a step on 4xV100-nvlink" in capsys.readouterr().out
 
 
 def test_the_first_output_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
