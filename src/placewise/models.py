@@ -221,6 +221,13 @@ def load_training_step(model: str) -> "TrainingStep | None":
     return replace(found, fuse=True) if model.startswith(FUSED) else found
 
 
+def in_bfloat16(step: "TrainingStep") -> "TrainingStep":
+    """Returns a step with autocast in bfloat16."""
+    import torch
+
+    return replace(step, autocast=torch.bfloat16)
+
+
 def with_twice_the_batch(step: "TrainingStep") -> "TrainingStep | None":
     """Returns a step whose batch has each of its tensors twice; None if the tensors have different numbers of rows."""
     import torch

@@ -322,7 +322,7 @@ def test_python_m_placewise_and_the_version() -> None:
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["conquer"], "placewise: unknown command 'conquer': expected one of place, compare, "),
+        (["conquer"], "placewise: unknown command 'conquer': expected one of place, advise, "),
         (["plase"], "placewise: unknown command 'plase': did you mean 'place'?"),
         (["bench", "mesured"], "placewise bench: unknown benchmark 'mesured': did you mean 'measured'?"),
         (["info", "m", "--clutser", "2xK80"], "placewise info: unknown option --clutser: did you mean '--cluster'?"),

@@ -42,7 +42,9 @@ class Simplicity:
         cost = step_seconds / self.fastest_seconds - 1 if self.fastest_seconds else 0.0
         price = f"for {cost:.1%}" if cost >= 0.0005 else "for nothing"
         if self.cuts == self.fastest_cuts:
-            return f"{format_count(self.copies, 'copy')} in place of {self.fastest_copies:,} {price}".replace("copys", "copies")
+            return f"{format_count(self.copies, 'copy')} in place of {self.fastest_copies:,} {price}".replace(
+                "copys", "copies"
+            )
         return (
             f"{self.cuts:,} cut{'' if self.cuts == 1 else 's'} in place of {self.fastest_cuts:,} {price} "
             f"(copies: {self.copies:,} in place of {self.fastest_copies:,})"

@@ -43,7 +43,7 @@ FASTER = 2.0  # how much faster links and launches are made
 FIRST = 3.0  # times the seconds of other searches: what the search for the plan itself gets
 
 
-class Limit(NamedTuple):
+class Bottleneck(NamedTuple):
     """Something of the machine, and how much shorter the step would be if it were twice as fast."""
 
     what: str
@@ -70,7 +70,7 @@ class Advice:
     schedule: Schedule  # of the plan
     bound_seconds: float | None
     alone: tuple[str, float] | None  # the fastest single device and its seconds
-    limits: tuple[Limit, ...]  # the largest first
+    limits: tuple[Bottleneck, ...]  # the largest first
     changes: tuple[Change, ...]
 
     @property
@@ -121,16 +121,16 @@ def _in_words(change: Change, seconds: float) -> str:
 # --- what limits a schedule ---
 
 
-def find_limits(schedule: Schedule) -> tuple[Limit, ...]:
+def find_bottlenecks(schedule: Schedule) -> tuple[Bottleneck, ...]:
     """Returns what limits a schedule, the largest first: each made twice as fast, with nothing else changed."""
     problem, step = schedule.problem, schedule.step_seconds
-    cluster, limits = problem.cluster, list[Limit]()
+    cluster, limits = problem.cluster, list[Bottleneck]()
     if not step:
         return ()
 
     def add(what: str, other: Problem) -> None:
         found = Simulator(other, "program").simulate(schedule.placement[None], schedule.order[None])
-        limits.append(Limit(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
+        limits.append(Bottleneck(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
 
     for device, name in enumerate(cluster.device_names):
         if schedule.busy_seconds[device] > 0:
@@ -163,7 +163,7 @@ def path_share(schedule: Schedule) -> float:
     return float(ends.max(initial=0.0)) / schedule.step_seconds if schedule.step_seconds else 0.0
 
 
-def limits_in_words(schedule: Schedule, limits: tuple[Limit, ...]) -> str:
+def limits_in_words(schedule: Schedule, limits: tuple[Bottleneck, ...]) -> str:
     """Returns what limits the step, with numbers."""
     if not limits:
         return "nothing: no op takes any time"
@@ -195,7 +195,7 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
 
 def advice_in_words(schedule: Schedule) -> tuple[str, ...]:
     """Returns three lines under a plan: one device against all, what limits the step, and what would help."""
-    problem, step, limits = schedule.problem, schedule.step_seconds, find_limits(schedule)
+    problem, step, limits = schedule.problem, schedule.step_seconds, find_bottlenecks(schedule)
     if not step:
         return ()
     used = len(np.unique(schedule.devices))
@@ -233,25 +233,23 @@ class Adviser:
             return None
         changes = [*self._captures(cluster, step), *self._machines(graph, cluster, schedule)]
         bound_seconds = None if bound is None else bound.seconds
-        return Advice(schedule, bound_seconds, alone, find_limits(schedule), tuple(changes))
+        return Advice(schedule, bound_seconds, alone, find_bottlenecks(schedule), tuple(changes))
 
     def _captures(self, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Iterator[Change]:
         """Yields what would take another capture: micro-batches, bfloat16, fused ops, a larger batch."""
         from placewise.graph_capture.capture import capture_step
-        from placewise.models import with_twice_the_batch
+        from placewise.models import in_bfloat16, with_twice_the_batch
 
         given = step()
         if given is None or given.optimizer is None:
             return
-        import torch
-
         variants: list[tuple[str, str, str, float, Callable[[TrainingStep], TrainingStep | None]]] = [
             (f"{number} micro-batch{'es' if number > 1 else ''}", "free", f"use micro_batches={number}", 1.0,
              lambda one, number=number: replace(one, micro_batches=number))  # type: ignore[misc]
             for number in NUMBERS if number != given.micro_batches
         ]  # fmt: skip
         if given.autocast is None:
-            variants.append(("bfloat16 (autocast)", "software", "", 1.0, lambda one: replace(one, autocast=torch.bfloat16)))
+            variants.append(("bfloat16 (autocast)", "software", "", 1.0, in_bfloat16))
         if not given.fuse:
             variants.append(("fused ops", "software", "", 1.0, lambda one: replace(one, fuse=True)))
         variants.append(("twice the batch, per sample", "software", "", 0.5, with_twice_the_batch))

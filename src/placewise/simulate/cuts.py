@@ -44,12 +44,15 @@ class Crossings:
     def count_cuts(self, placement: Ints) -> int:
         """Returns between how many pairs of modules a placement [groups] copies tensors, for each pair of devices.
 
-        Directions, phases and micro-batches are not counted apart. A module that is split counts as a pair with itself.
+        Directions, phases and micro-batches are not counted apart. A copy is for the module that reads it first in the
+        program. A module that is split counts as a pair with itself.
         """
         there, here = placement[self.sources], placement[self.targets]
-        apart = there != here
-        low, high = np.minimum(there, here)[apart], np.maximum(there, here)[apart]
-        return len(np.unique((self.pairs[apart] * self.num_devices + low) * self.num_devices + high))
+        apart = np.flatnonzero(there != here)
+        _, first = np.unique(self.tensors[apart] * self.num_devices + here[apart], return_index=True)
+        copied = apart[first]
+        low, high = np.minimum(there, here)[copied], np.maximum(there, here)[copied]
+        return len(np.unique((self.pairs[copied] * self.num_devices + low) * self.num_devices + high))
 
 
 def _modules(problem: Problem) -> Ints:
