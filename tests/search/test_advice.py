@@ -8,7 +8,7 @@ from simulated import Step, gpus, takes
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.machines.variants import with_faster_links, with_half_the_memory, with_one_less, with_one_more
-from placewise.search.advice import Advice, Bottleneck, Change, advice_in_words, find_bottlenecks, path_share
+from placewise.search.advice import Advice, Change, LimitingPart, advice_in_words, find_limiting_parts, path_share
 from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 
@@ -26,8 +26,8 @@ def test_limits_by_hand() -> None:
     There, gpu:1 twice as fast leaves 10 s, which gpu:0 also needs; gpu:0 twice as fast gives 1 + 2 + 8 = 11 s, and the links
     2 + 1 + 8 = 11 s.
     """
-    assert find_bottlenecks(schedule_of([0, 0, 0])) == (Bottleneck("the work of gpu:0", 0.5),)
-    found = dict(find_bottlenecks(schedule_of([0, 0, 1])))
+    assert find_limiting_parts(schedule_of([0, 0, 0])) == (LimitingPart("the work of gpu:0", 0.5),)
+    found = dict(find_limiting_parts(schedule_of([0, 0, 1])))
     assert found["the work of gpu:1"] == pytest.approx(2 / 12)
     assert found["the work of gpu:0"] == pytest.approx(1 / 12)
     assert found["the links"] == pytest.approx(1 / 12)
@@ -36,8 +36,8 @@ def test_limits_by_hand() -> None:
 def test_launches_limit() -> None:
     """Three launches of 100 s each: the last op of 8 s begins at 300 s; launched twice as fast, at 150 s."""
     schedule = schedule_of([0, 0, 0], dispatch=100)
-    assert find_bottlenecks(schedule)[0].what == "launches"
-    assert find_bottlenecks(schedule)[0].saved == pytest.approx(150 / 308)
+    assert find_limiting_parts(schedule)[0].what == "launches"
+    assert find_limiting_parts(schedule)[0].saved == pytest.approx(150 / 308)
     assert "what limits: launches: the host needs 300 s of the step for them" in advice_in_words(schedule)
 
 

@@ -43,7 +43,7 @@ FASTER = 2.0  # how much faster links and launches are made
 FIRST = 3.0  # times the seconds of other searches: what the search for the plan itself gets
 
 
-class Bottleneck(NamedTuple):
+class LimitingPart(NamedTuple):
     """Something of the machine, and how much shorter the step would be if it were twice as fast."""
 
     what: str
@@ -70,7 +70,7 @@ class Advice:
     schedule: Schedule  # of the plan
     bound_seconds: float | None
     alone: tuple[str, float] | None  # the fastest single device and its seconds
-    limits: tuple[Bottleneck, ...]  # the largest first
+    limits: tuple[LimitingPart, ...]  # the largest first
     changes: tuple[Change, ...]
 
     @property
@@ -121,16 +121,16 @@ def _in_words(change: Change, seconds: float) -> str:
 # --- what limits a schedule ---
 
 
-def find_bottlenecks(schedule: Schedule) -> tuple[Bottleneck, ...]:
+def find_limiting_parts(schedule: Schedule) -> tuple[LimitingPart, ...]:
     """Returns what limits a schedule, the largest first: each made twice as fast, with nothing else changed."""
     problem, step = schedule.problem, schedule.step_seconds
-    cluster, limits = problem.cluster, list[Bottleneck]()
+    cluster, limits = problem.cluster, list[LimitingPart]()
     if not step:
         return ()
 
     def add(what: str, other: Problem) -> None:
         found = Simulator(other, "program").simulate(schedule.placement[None], schedule.order[None])
-        limits.append(Bottleneck(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
+        limits.append(LimitingPart(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
 
     for device, name in enumerate(cluster.device_names):
         if schedule.busy_seconds[device] > 0:
@@ -163,7 +163,7 @@ def path_share(schedule: Schedule) -> float:
     return float(ends.max(initial=0.0)) / schedule.step_seconds if schedule.step_seconds else 0.0
 
 
-def limits_in_words(schedule: Schedule, limits: tuple[Bottleneck, ...]) -> str:
+def limits_in_words(schedule: Schedule, limits: tuple[LimitingPart, ...]) -> str:
     """Returns what limits the step, with numbers."""
     if not limits:
         return "nothing: no op takes any time"
@@ -195,7 +195,7 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
 
 def advice_in_words(schedule: Schedule) -> tuple[str, ...]:
     """Returns three lines under a plan: one device against all, what limits the step, and what would help."""
-    problem, step, limits = schedule.problem, schedule.step_seconds, find_bottlenecks(schedule)
+    problem, step, limits = schedule.problem, schedule.step_seconds, find_limiting_parts(schedule)
     if not step:
         return ()
     used = len(np.unique(schedule.devices))
@@ -233,7 +233,7 @@ class Adviser:
             return None
         changes = [*self._captures(cluster, step), *self._machines(graph, cluster, schedule)]
         bound_seconds = None if bound is None else bound.seconds
-        return Advice(schedule, bound_seconds, alone, find_bottlenecks(schedule), tuple(changes))
+        return Advice(schedule, bound_seconds, alone, find_limiting_parts(schedule), tuple(changes))
 
     def _captures(self, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Iterator[Change]:
         """Yields what would take another capture: micro-batches, bfloat16, fused ops, a larger batch."""
