@@ -88,31 +88,6 @@ def test_the_walk_itself_knows_the_exact_seconds(seed: int, kind: int) -> None:
     assert walker.trail.ends.max(initial=0.0) == at.step_seconds[0]
 
 
-@given(SEEDS, st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_a_walk_that_trades_time_for_copies_knows_both(seed: int, checks_memory: bool) -> None:
-    """What the compiled walk returns is the step's seconds, and the price of each copy that a whole pass counts."""
-    from placewise.strategies.auto.walk import new_walker, walk
-
-    model, candidate, rng = random_candidate(seed)
-    walker = new_walker(model.flat, model.problem.num_groups)
-    walker.random[0] = rng.integers(1, 2**63)
-    walker.work.devices[:] = candidate.placement
-    walker.order[:] = candidate.order
-    price = float(rng.uniform(0.1, 3))
-    cost, overflow = walk(
-        model.flat,
-        build_moves(model.problem, move_partitions(model.problem)),
-        -remaining_seconds(model.problem),
-        walker,
-        pace(200, price)._replace(checks_memory=checks_memory, price=0.1, copy_price=price),
-    )
-    schedule = model.schedule(walker.best.astype(np.int64), walker.best_order.astype(np.int64))
-    assert cost == pytest.approx(schedule.step_seconds + price * len(schedule.copy_tensors), rel=1e-12)
-    copies = len(model.schedule(candidate.placement, candidate.order.astype(np.int64)).copy_tensors)
-    assert overflow or checks_memory or cost <= candidate.seconds + price * copies + 1e-9
-
-
 @given(SEEDS, SEEDS, SEEDS, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_a_window_of_the_order_is_reordered_and_put_back(seed: int, a: int, b: int, hastens: bool) -> None:
@@ -312,7 +287,7 @@ def test_few_measurements_are_spent_on_different_placements() -> None:
     outcome = search(problem, auto, machine, budget=Budget(evaluations=12), seed=0)
     assert machine.count == 12
     model = Simulator(problem)
-    walks = islice(auto.walks(model, portfolio(model, np.random.default_rng(0)), np.random.default_rng(0)), 40)
+    walks = islice(auto._walks(model, portfolio(model, np.random.default_rng(0)), np.random.default_rng(0)), 40)
     best = min((candidate for candidates, _ in walks for candidate in candidates), key=lambda candidate: candidate.cost)
     assert outcome.step_seconds < machine(best.placement[None], best.order.astype(np.int64)[None]).step_seconds[0]
 

@@ -105,12 +105,12 @@ class Auto:
         if not problem.num_ops:
             return
         if _agrees(starts[0], evaluation):
-            for candidates, notes in self.walks(model, starts, rng):
+            for candidates, notes in self._walks(model, starts, rng):
                 yield propose(candidates, notes)
         else:
             yield from self._measure(problem, starts, evaluation, rng)
 
-    def walks(
+    def _walks(
         self, model: Simulator, starts: list[Candidate], rng: np.random.Generator
     ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
         """Yields the candidates and the notes of each round, without end."""
@@ -198,7 +198,7 @@ class Auto:
             model = Simulator(correct_times(problem, measured))
             again = [Candidate.of(model, m.placement, m.order) for m in measured]
             candidates = best_first([*again, *portfolio(model, rng)])
-            for found, _ in islice(self.walks(model, candidates, rng), self.rounds):
+            for found, _ in islice(self._walks(model, candidates, rng), self.rounds):
                 candidates = best_first([*found, *candidates])
             chosen = pick_different(candidates, tried, self.batch)
             if len(tried) == 1:  # first placements of different kinds: each shows another part of the model that is wrong

@@ -61,5 +61,5 @@ class CoarseFirst:
                 yield propose(whole, {**notes, "stage": "blocks", "grouping": grouping})
             found.append(best_of(whole))
         mixed = [*starts[:2], *best_first(found)[:1], *starts[2:]]  # one of the first walks begins at what the blocks found
-        for candidates, notes in self.auto.walks(model, mixed, rng):
+        for candidates, notes in self.auto._walks(model, mixed, rng):
             yield propose(candidates, notes)
