@@ -1,9 +1,10 @@
 """The papers' tables reproduced: reproduce."""
 
 import argparse
+import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_folder, check_writable, how_to_continue, print_json, warn
@@ -17,14 +18,19 @@ if TYPE_CHECKING:
 
 CALIBRATE = "calibrate"
 
-WHAT = ("post", "post-appendix", "spotlight", "hdp", "colocrl", CALIBRATE)
+CHANGES = "changes"
+
+WHAT = ("post", "post-parts", "post-appendix", "spotlight", "hdp", "colocrl", CHANGES, CALIBRATE)
 
 
 def add_reproduce(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "reproduce", _reproduce, "compute the papers' tables again, next to what they reported")
     parser.add_argument(
-        "what", choices=WHAT, help="a paper; or calibrate, to fit machines to the papers' single-device columns"
+        "what",
+        choices=WHAT,
+        help="a paper; changes: what plans lose when their machine changes, and how fast each system recovers; "
+        "calibrate: fit machines to the papers' single-device columns",
     )
     parser.add_argument("--quick", action="store_true", help="small models, few evaluations, two seeds (takes minutes)")
     parser.add_argument("--seeds", metavar="K", type=positive_argument, help="searches with each strategy (default: 5)")
@@ -33,8 +39,14 @@ def add_reproduce(commands: Any) -> None:
         "--own-budget", metavar="N", type=positive_argument, help="evaluations of placewise's own search (default: 240)"
     )
     parser.add_argument("--models", metavar="A,B", help="only these models, by the paper's names: NMT-2,RNNLM")
+    parser.add_argument("--columns", metavar="A,B", help="only these columns of the table: Post,expert")
     parser.add_argument("--calibrated", action="store_true", help="use machines fitted to the paper instead of presets")
     parser.add_argument("--slower-links", metavar="F", type=_factor, default=1.0, help="slow copies down by F (default: 1)")
+    parser.add_argument(
+        "--what-if",
+        action="store_true",
+        help="do not search: show for each claim how much slower copies or launches must be for it to hold",
+    )
     parser.add_argument("--run-file", metavar="RUNS.DB", help="record every search, and continue an interrupted one")
     parser.add_argument("-o", "--output", metavar="RESULTS.JSON", help="write all results")
     parser.add_argument("--plots", metavar="DIR", help="write a picture (SVG) of each row's searches into this folder")
@@ -47,8 +59,8 @@ def _factor(text: str) -> float:
 
 
 def _reproduce(options: argparse.Namespace) -> None:
-    if options.what == CALIBRATE:
-        _calibrate(options)
+    if options.what in (CALIBRATE, CHANGES):
+        (_calibrate if options.what == CALIBRATE else _recover)(options)
         return
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.claims import judge
@@ -63,8 +75,14 @@ def _reproduce(options: argparse.Namespace) -> None:
     from placewise.experiments.search_figures import check_drawing
 
     paper = PAPERS[options.what]
+    if options.what_if:
+        _what_if(paper, options)
+        return
     effort = _effort(paper, options)
     families = _families(paper, effort, options.models)
+    named = _chosen(paper.name, "column", [column.name for column in paper.columns], options.columns)
+    if named:
+        paper = replace(paper, columns=tuple(column for column in paper.columns if column.name in named))
     check_writable(options.output, options.run_file)
     check_folder(options.plots)
     if options.plots:
@@ -80,6 +98,80 @@ def _reproduce(options: argparse.Namespace) -> None:
         print_json(reproduction_data(done, verdicts))
     else:
         _print(done, options)
+    if not done.is_complete:
+        warn(f"stopped: these are the results so far; {how_to_continue(options)}")
+
+
+def _what_if(paper: "Paper", options: argparse.Namespace) -> None:
+    from placewise.experiments.papers.calibration import calibrate
+    from placewise.experiments.papers.reproduction import Machines
+    from placewise.experiments.papers.what_if import FACTORS, LAUNCHES, what_if, what_if_table
+    from placewise.report.markdown_tables import markdown_table
+    from placewise.report.terminal_text import table
+
+    for name in ("run_file", "plots", "columns", "budget", "own_budget", "output"):
+        if getattr(options, name):
+            raise InputError(f"--{name.replace('_', '-')} can't be used with --what-if, which does not search")
+    effort = _effort(paper, options)
+    machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
+    answers = what_if(paper, effort, _families(paper, effort, options.models), machines)
+    if options.json:
+        rows = [
+            {"claim": a.claim.text, "row": a.row.label, "of": a.of, "to": a.claim.to, "ratios": a.ratios}
+            | {"launch_ratios": a.launch_ratios, "holds_from": a.holds_from, "holds_from_launch": a.holds_from_launch}
+            | {"least_ratio": a.least_ratio}
+            for a in answers
+        ]
+        print_json({"paper": paper.name, "factors": FACTORS, "launch_seconds": LAUNCHES, "rows": rows})
+        return
+    cells = what_if_table(answers)
+    print(*(markdown_table(*cells) if options.markdown else [table(*cells)]), sep="\n")
+
+
+def _recover(options: argparse.Namespace) -> None:
+    from placewise.experiments.papers.changed_machines import ROWS, SYSTEMS, Recovery, recover, recovery_table
+    from placewise.experiments.papers.reproduction import Effort
+    from placewise.formats.files import write_bytes
+    from placewise.report.markdown_tables import markdown_table
+    from placewise.report.terminal_text import table
+
+    for name in ("calibrated", "plots"):
+        if getattr(options, name):
+            raise InputError(f"--{name} can't be used with {CHANGES}")
+    if options.slower_links != 1.0:
+        raise InputError(f"--slower-links can't be used with {CHANGES}")
+    if options.what_if:
+        raise InputError(f"--what-if can't be used with {CHANGES}, which has no claims")
+    rows = tuple(replace(row, model=row.quick_model) for row in ROWS if row.quick_model) if options.quick else ROWS
+    wanted = _chosen(CHANGES, "model", [row.family for row in rows], options.models, options.quick)
+    rows = tuple(row for row in rows if not wanted or row.family in wanted)
+    named = _chosen(CHANGES, "column", list(SYSTEMS), options.columns)
+    systems = {name: strategy for name, strategy in SYSTEMS.items() if not named or name in named}
+    usual = Effort(40, own_evaluations=20, seeds=2, is_quick=True) if options.quick else Effort()
+    effort = Effort(
+        options.budget or usual.evaluations,
+        options.own_budget or usual.own_evaluations,
+        options.seeds or usual.seeds,
+        usual.is_quick,
+    )
+    check_writable(options.output, options.run_file)
+    started = time.monotonic()
+
+    def show(found: Recovery) -> None:
+        if sys.stderr.isatty():
+            print(
+                f"{time.monotonic() - started:6.0f} s  {found.row.family}, {found.change}: {found.system}", file=sys.stderr
+            )
+
+    done = recover(effort, rows=rows, systems=systems, run_file=options.run_file, on_found=show)
+    data = {"effort": asdict(effort), "is_complete": done.is_complete, "rows": [asdict(found) for found in done.results]}
+    if options.output:
+        write_bytes(options.output, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+    if options.json:
+        print_json(data)
+    else:
+        cells = recovery_table(done)
+        print(*(markdown_table(*cells) if options.markdown else [table(*cells)]), sep="\n")
     if not done.is_complete:
         warn(f"stopped: these are the results so far; {how_to_continue(options)}")
 
@@ -106,13 +198,18 @@ def _effort(paper: "Paper", options: argparse.Namespace) -> "Effort":
 def _families(paper: "Paper", effort: "Effort", text: str | None) -> tuple[str, ...]:
     from placewise.experiments.papers.reproduction import rows_of
 
-    known = tuple(dict.fromkeys(row.family for row in rows_of(paper, effort)))
+    return _chosen(paper.name, "model", [row.family for row in rows_of(paper, effort)], text, effort.is_quick)
+
+
+def _chosen(what: str, kind: str, names: list[str], text: str | None, is_quick: bool = False) -> tuple[str, ...]:
+    """Returns the names in --models or --columns, all of which must be among the known ones."""
+    known = tuple(dict.fromkeys(names))
     wanted = tuple(text.split(",")) if text else ()
     for name in wanted:
         if name not in known:
             raise InputError(
-                f"--models: {paper.name} has no model {name!r}{' in its quick version' if effort.is_quick else ''}; "
-                f"its models are {', '.join(known)}"
+                f"--{kind}s: {what} has no {kind} {name!r}{' in its quick version' if is_quick else ''}; "
+                f"its {kind}s are {', '.join(known)}"
             )
     return wanted
 
@@ -141,6 +238,7 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
         ratio_table,
         reproduction_page,
         seconds_table,
+        speed_table,
     )
     from placewise.report.terminal_text import bold, table, wrapped
 
@@ -148,7 +246,7 @@ def _print(done: "Reproduction", options: argparse.Namespace) -> None:
         print(*reproduction_page(done), sep="\n")
         return
     print(bold(done.paper.title), heading(done), "", sep="\n")
-    for cells in (seconds_table(done), ratio_table(done), effort_table(done), payoff_table(done)):
+    for cells in (seconds_table(done), ratio_table(done), effort_table(done), speed_table(done), payoff_table(done)):
         print(table(*cells), "", sep="\n")
     print(*(wrapped(line) for line in (*claim_lines(judge(done)), "", *done.paper.notes)), sep="\n")
 

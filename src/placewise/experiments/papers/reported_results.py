@@ -4,14 +4,15 @@ Numbers are seconds per training step as printed, None if the step did not fit. 
 zoo's (docs/zoo.md). Machines are the closest presets; `Paper.notes` has the differences.
 
     post            Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy
-                    Optimization. NeurIPS 2018. Table 1, and the appendix's comparison with other searches.
+                    Optimization. NeurIPS 2018. Table 1, and the appendix's comparison with other searches. `post-parts`
+                    is ours: how much each of its two parts does.
     spotlight       Gao, Chen, Li: Spotlight: Optimizing Device Placement for Training Deep Neural Networks. ICML 2018.
     hdp             Mirhoseini, Goldie, Pham, Steiner, Le, Dean: A Hierarchical Model for Device Placement. ICLR 2018.
     colocrl         Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning. ICML 2017.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 OWN = "placewise"  # the column of our default strategy
 
@@ -164,9 +165,38 @@ POST = Paper(
     ),
 )
 
+# --- Post's two parts ---
+
+POST_PARTS = Paper(
+    "post-parts",
+    "Post (NeurIPS 2018): the share of its two parts",
+    "Post",
+    (
+        ONE,
+        PaperColumn("PPO", "ppo"),
+        PaperColumn("cross-entropy", "cross-entropy"),
+        PaperColumn("Post", "post"),
+        *(PaperColumn(f"Post N={count}", "post", {"elite_batch": str(count)}) for count in (24, 120, 240)),
+        *(PaperColumn(f"Post K={count}", "post", {"batch": str(count)}) for count in (4, 30)),
+        CONTROL,
+    ),
+    tuple(
+        replace(row, reported={})
+        for row in POST.rows
+        if row.label in ("ResNet-50, 2 GPUs", "Inception-V3, 4 GPUs", "NMT-2, 2 GPUs", "NMT-4, 4 GPUs")
+    ),
+    ("PPO", "cross-entropy", "Post N=24", "Post N=120", "Post N=240", "Post K=4", "Post K=30"),
+    quick_evaluations=240,
+    steps_per_trial=11,
+    notes=(
+        "Post takes a proximal step every K = 12 placements and imitates the best tenth every N = 60; PPO and cross-entropy "
+        "are these parts alone. The paper varies neither.",
+    ),
+)
+
 # --- Post, appendix ---
 
-EQUAL_SPACE, EVERY_GROUP = ", 64 blocks", ", every group"  # in a column's name: in the space of Post, or of the others
+EQUAL_SPACE, EVERY_GROUP = " (64 blocks)", " (every group)"  # in a column's name: in the space of Post, or of the others
 
 _APPENDIX = ("single GPU", "random search", "hill climbing", "genetic", "HEFT", "Post")  # the first is from table 1
 
@@ -207,8 +237,8 @@ POST_APPENDIX = Paper(
     quick_evaluations=240,
     steps_per_trial=11,
     notes=(
-        "Post decides for 64 blocks, the other three for every group: these are their own spaces. The columns ', 64 blocks' "
-        "and ', every group' have the other space.",
+        "Post decides for 64 blocks, the other three for every group: these are their own spaces. The columns '(64 blocks)' "
+        "and '(every group)' have the other space.",
         "The NMT rows are ours: the paper has only the first two rows.",
         "Hill climbing and the genetic algorithm start from random placements; the paper does not state where its start.",
     ),
@@ -289,7 +319,7 @@ HDP = Paper(
         EXPERT,
         SCOTCH,
         MINCUT,
-        PaperColumn("expert, one GPU", "gpu-only", families=("RNNLM",)),
+        PaperColumn("expert (one GPU)", "gpu-only", families=("RNNLM",)),
         PaperColumn("HDP", "hdp"),
         PaperColumn("random groups", "hdp", {"grouping": "random"}),
         PaperColumn("no grouping", "hdp", {"grouping": "none"}, families=("Inception-V3", "ResNet-152")),
@@ -313,7 +343,7 @@ HDP = Paper(
             "rnnlm",
             "2xK40",
             _reported(
-                ("CPU only", "single GPU", "expert, one GPU", "Scotch", "MinCut", "HDP"), 6.89, 1.57, 1.57, 5.62, 5.21, 1.57
+                ("CPU only", "single GPU", "expert (one GPU)", "Scotch", "MinCut", "HDP"), 6.89, 1.57, 1.57, 5.62, 5.21, 1.57
             ),
             f"rnnlm:{SMALL_RNNLM}",
         ),
@@ -381,4 +411,4 @@ COLOCRL = Paper(
     ),
 )
 
-PAPERS = {paper.name: paper for paper in (POST, POST_APPENDIX, SPOTLIGHT, HDP, COLOCRL)}
+PAPERS = {paper.name: paper for paper in (POST, POST_PARTS, POST_APPENDIX, SPOTLIGHT, HDP, COLOCRL)}

@@ -55,12 +55,15 @@ class Machines:
 
     calibration: Calibration | None = None  # None: the presets' devices
     slower_links: float = 1.0  # what if every copy took this many times as long
+    launch_seconds: float | None = None  # what if the host took so long for a launch; None: the presets' time
 
     def named(self, name: str) -> Cluster:
         """Returns the machine for a preset's name."""
         cluster = Cluster.load(name)
         if self.calibration is not None:
             cluster = calibrated(cluster, self.calibration)
+        if self.launch_seconds is not None:
+            cluster = replace(cluster, dispatch_seconds=self.launch_seconds)
         return cluster if self.slower_links == 1.0 else slowed(cluster, self.slower_links)
 
 
@@ -151,7 +154,7 @@ def _searches(
         result = replace(result, found={**result.found, column.name: found})
         on_found(row, column.name, found)
         yield result
-    yield replace(result, found={**result.found, **_extras(contest)})
+    yield replace(result, found={**result.found, **extra_columns(contest)})
 
 
 def _contest_of(contest: Contest, row: PaperRow, column: PaperColumn) -> Contest:
@@ -163,7 +166,7 @@ def _contest_of(contest: Contest, row: PaperRow, column: PaperColumn) -> Contest
     return replace(contest, problem=problem, evaluator=Simulator(problem), model=model)
 
 
-def _extras(contest: Contest) -> dict[str, Found]:
+def extra_columns(contest: Contest) -> dict[str, Found]:
     """Returns columns that claims need but no strategy has."""
     extras = {}
     placements = split_by_function(contest.problem)

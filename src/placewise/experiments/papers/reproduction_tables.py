@@ -1,10 +1,12 @@
 """A reproduction as tables, for a terminal and for a Markdown page."""
 
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 
 from placewise.experiments.papers.calibration import Calibration
 from placewise.experiments.papers.claims import Verdict, found_ratio, judge, reported_ratio
-from placewise.experiments.papers.reported_results import BY_FUNCTION
+from placewise.experiments.papers.reported_results import BY_FUNCTION, OWN, PAPERS
 from placewise.experiments.papers.reproduction import Reproduction
 from placewise.experiments.recorded_searches import Found
 from placewise.report.markdown_tables import markdown_table
@@ -13,7 +15,9 @@ Cells = tuple[list[str], list[list[str]]]  # a header and the lines below it
 
 OOM = "OOM"
 
-RULES = ("single GPU", "expert", "expert, one GPU")  # what people do without a search
+RULES = ("single GPU", "expert", "expert (one GPU)")  # what people do without a search
+
+NEAR = 1.05  # times the best
 
 SEARCHED = 20  # evaluations from which on a column is a search
 
@@ -69,21 +73,51 @@ def effort_table(reproduction: Reproduction) -> Cells:
     return ["column", "strategy", "seeds", "evaluations", "largest spread", "search s"], lines
 
 
-def payoff_table(reproduction: Reproduction) -> Cells:
-    """Returns after how many training steps each search has paid off, against the better of one GPU and the expert.
+def speed_table(reproduction: Reproduction) -> Cells:
+    """Returns the evaluations until each search is within 5% of the best that any of them finds, placewise left out.
 
-    On the machine: each judged placement runs the paper's number of steps. Simulated: the time that the search took here.
+    Both are medians over the seeds; a search that does not get there in half of them has none.
     """
-    paper = reproduction.paper
-    searched = [
+    searched = [name for name in _searched(reproduction) if name != OWN]
+    lines = []
+    for result in reproduction.results:
+        found = {name: result.found[name] for name in searched if name in result.found}
+        least = min([f.median for f in found.values() if f.median is not None], default=None)
+        cells = [_until(found.get(name), least) for name in searched]
+        lines.append([result.row.label, "-" if least is None else _seconds(least), *cells])
+    return ["evaluations", "best, s", *searched], lines
+
+
+def _until(found: Found | None, least: float | None) -> str:
+    if found is None or least is None:
+        return "-"
+    spent = sorted(
+        next((float(count) for count, _, seconds in history if seconds <= least * NEAR), math.inf)
+        for history in found.histories
+    )
+    middle = statistics.median_high(spent) if spent else math.inf
+    return "-" if math.isinf(middle) else f"{middle:,.0f}"
+
+
+def _searched(reproduction: Reproduction) -> list[str]:
+    """Returns the columns that search."""
+    return [
         column.name
-        for column in paper.columns
+        for column in reproduction.paper.columns
         if any(
             result.found[column.name].evaluations >= SEARCHED
             for result in reproduction.results
             if column.name in result.found
         )
     ]
+
+
+def payoff_table(reproduction: Reproduction) -> Cells:
+    """Returns after how many training steps each search has paid off, against the better of one GPU and the expert.
+
+    On the machine: each judged placement runs the paper's number of steps. Simulated: the time that the search took here.
+    """
+    paper, searched = reproduction.paper, _searched(reproduction)
     lines = []
     for result in reproduction.results:
         rules = [result.found[name].median for name in RULES if name in result.found]
@@ -173,6 +207,7 @@ def reproduction_page(reproduction: Reproduction) -> Iterator[str]:
         ("Seconds per step", seconds_table(reproduction)),
         ("Ratios", ratio_table(reproduction)),
         ("Search effort", effort_table(reproduction)),
+        ("Evaluations until a search is near the best", speed_table(reproduction)),
         ("Steps until a search has paid off", payoff_table(reproduction)),
     ):
         yield from ("", f"## {title}", *markdown_table(*cells))
@@ -188,6 +223,9 @@ def reproduce_command(reproduction: Reproduction) -> str:
     machines = reproduction.machines
     words += ["--calibrated"] if machines.calibration is not None else []
     words += [f"--slower-links {machines.slower_links:g}"] if machines.slower_links != 1.0 else []
+    everything = PAPERS[reproduction.paper.name].columns
+    chosen = reproduction.paper.columns
+    words += [] if len(chosen) == len(everything) else [f'--columns "{",".join(column.name for column in chosen)}"']
     return " ".join([*words, f"--seeds {effort.seeds} --budget {effort.evaluations} --own-budget {effort.own_evaluations}"])
 
 
