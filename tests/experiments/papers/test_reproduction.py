@@ -402,7 +402,7 @@ def test_calibrated_from_the_command_line(capsys: pytest.CaptureFixture[str], mo
     said = json.loads(capsys.readouterr().out)["post"]
     assert main(["reproduce", "post", "--quick", "--own-budget", "8", "--calibrated", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["machines"] == {"calibration": said, "slower_links": 1.0}
+    assert found["machines"] == {"calibration": said, "slower_links": 1.0, "launch_seconds": None}
     assert found["rows"][0]["found"]["single GPU"]["median"] == pytest.approx(said["fits"][0]["fitted_seconds"])
 
 
