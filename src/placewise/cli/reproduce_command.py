@@ -129,7 +129,7 @@ def _what_if(paper: "Paper", options: argparse.Namespace) -> None:
 
 
 def _recover(options: argparse.Namespace) -> None:
-    from placewise.experiments.papers.changed_machines import ROWS, SYSTEMS, Recovery, recover, recovery_table
+    from placewise.experiments.papers.changed_machines import ROWS, SYSTEMS, Recovery, measure_recoveries, recovery_table
     from placewise.experiments.papers.reproduction import Effort
     from placewise.formats.files import write_bytes
     from placewise.report.markdown_tables import markdown_table
@@ -163,7 +163,7 @@ def _recover(options: argparse.Namespace) -> None:
                 f"{time.monotonic() - started:6.0f} s  {found.row.family}, {found.change}: {found.system}", file=sys.stderr
             )
 
-    done = recover(effort, rows=rows, systems=systems, run_file=options.run_file, on_found=show)
+    done = measure_recoveries(effort, rows=rows, systems=systems, run_file=options.run_file, on_found=show)
     data = {"effort": asdict(effort), "is_complete": done.is_complete, "rows": [asdict(found) for found in done.results]}
     if options.output:
         write_bytes(options.output, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())

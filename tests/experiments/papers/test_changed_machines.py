@@ -18,7 +18,7 @@ from placewise.experiments.papers.changed_machines import (
     SLOWER,
     ChangedRow,
     carry_to,
-    recover,
+    measure_recoveries,
     recovery_table,
     with_slow_links,
     without_a_gpu,
@@ -57,7 +57,7 @@ def test_the_changes() -> None:
 
 def test_recoveries_are_the_same_twice_and_go_on_from_their_record(tmp_path: Path) -> None:
     systems = {"Post": "post", "placewise": "auto"}
-    first = recover(EFFORT, rows=(ROW,), systems=systems)
+    first = measure_recoveries(EFFORT, rows=(ROW,), systems=systems)
     assert [(found.system, found.change) for found in first.results] == [
         (system, change.name) for system in systems for change in CHANGES
     ]
@@ -66,8 +66,8 @@ def test_recoveries_are_the_same_twice_and_go_on_from_their_record(tmp_path: Pat
         assert found.carried is not None
         assert found.recovered is not None
     runs = tmp_path / "runs.db"
-    assert recover(EFFORT, rows=(ROW,), systems=systems, run_file=runs) == first
-    assert recover(EFFORT, rows=(ROW,), systems=systems, run_file=runs) == first
+    assert measure_recoveries(EFFORT, rows=(ROW,), systems=systems, run_file=runs) == first
+    assert measure_recoveries(EFFORT, rows=(ROW,), systems=systems, run_file=runs) == first
     assert len(recovery_table(first)[1]) == 4
     # placewise begins at its old plan, so it can't end with a worse one
     assert all(f.recovered <= f.carried for f in first.results if f.system == "placewise" and f.recovered and f.carried)

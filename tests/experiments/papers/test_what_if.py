@@ -11,16 +11,16 @@ from placewise.experiments.papers import what_if as module
 from placewise.experiments.papers.claims import Claim
 from placewise.experiments.papers.reported_results import PAPERS, POST, PaperRow
 from placewise.experiments.papers.reproduction import Effort, Machines
-from placewise.experiments.papers.what_if import BEST_RULE, FACTORS, LAUNCHES, Answer, what_if, what_if_table
+from placewise.experiments.papers.what_if import BEST_RULE, FACTORS, LAUNCHES, ClaimRatios, what_if, what_if_table
 
 CAPTURED = str(GOLDEN / "captured.json.gz")
 ROW = PaperRow("net", 2, CAPTURED, "2xK80", {}, CAPTURED)
 CLAIM = Claim("post", "Metis takes more than twice the time of one GPU", of="Metis", to="single GPU", least=2.0)
 
 
-def answer(*ratios: float | None) -> Answer:
+def answer(*ratios: float | None) -> ClaimRatios:
     """Returns an answer with these ratios for factors."""
-    return Answer(CLAIM, ROW, "Metis", ratios, (1.0, 1.0, 3.0), 0.4)
+    return ClaimRatios(CLAIM, ROW, "Metis", ratios, (1.0, 1.0, 3.0), 0.4)
 
 
 def test_a_claim_holds_from_a_factor_on() -> None:

@@ -139,7 +139,7 @@ def carry_to(problem: Problem, placement: Ints, changed: Problem) -> Ints:
     return carried
 
 
-def recover(
+def measure_recoveries(
     effort: Effort,
     *,
     rows: tuple[ChangedRow, ...] = ROWS,

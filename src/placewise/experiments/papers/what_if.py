@@ -32,7 +32,7 @@ MOST_EVALUATIONS = 16  # of a strategy that answers at once
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClaimRatios:
     """A claim's ratio in one row for each machine; None where a column can't be computed."""
 
     claim: Claim
@@ -66,7 +66,7 @@ def what_if(
     families: tuple[str, ...] = (),
     machines: Machines = Machines(),  # noqa: B008 - frozen
     on_row: Callable[[PaperRow], None] = lambda row: None,
-) -> list[Answer]:
+) -> list[ClaimRatios]:
     """Returns the ratios of the paper's claims on each machine, in the order of claims and rows.
 
     Claims between two systems that search have none, and are left out.
@@ -86,7 +86,7 @@ def what_if(
                 bounds[row.label] = None if limit is None else limit.seconds
         on_row(row)
     answers = [
-        _answer(claim, row, [found[row.label, number] for number in range(len(changed))], bounds[row.label])
+        _claim_ratios(claim, row, [found[row.label, number] for number in range(len(changed))], bounds[row.label])
         for claim in CLAIMS
         if claim.paper == paper.name
         for row in rows
@@ -111,15 +111,15 @@ def _at_once(paper: Paper, row: PaperRow, problem: Problem, seeds: int) -> dict[
     return times | ({BEST_RULE: min(rules)} if rules else {})
 
 
-def _answer(claim: Claim, row: PaperRow, found: list[dict[str, float]], bound: float | None) -> Answer:
+def _claim_ratios(claim: Claim, row: PaperRow, found: list[dict[str, float]], bound: float | None) -> ClaimRatios:
     of = claim.of if any(claim.of in times for times in found) else BEST_RULE
     ratios = tuple(times[of] / times[claim.to] if of in times and times.get(claim.to) else None for times in found)
     first = found[0].get(claim.to)
     least = bound / first if bound and first else None
-    return Answer(claim, row, of, ratios[: len(FACTORS)], ratios[len(FACTORS) :], least)
+    return ClaimRatios(claim, row, of, ratios[: len(FACTORS)], ratios[len(FACTORS) :], least)
 
 
-def what_if_table(answers: list[Answer]) -> tuple[list[str], list[list[str]]]:
+def what_if_table(answers: list[ClaimRatios]) -> tuple[list[str], list[list[str]]]:
     """Returns a line for each claim and row: the ratio on each machine, from where on it holds, and the least possible."""
     launches = [f"{seconds * 1e3:g} ms" for seconds in LAUNCHES]
     header = ["claim", "row", "of", *(f"{factor:g}x" for factor in FACTORS), *launches, "holds from", "no placement below"]
@@ -137,7 +137,7 @@ def what_if_table(answers: list[Answer]) -> tuple[list[str], list[list[str]]]:
     return header, lines
 
 
-def _holds_from(answer: Answer) -> str:
+def _holds_from(answer: ClaimRatios) -> str:
     factor, launch = answer.holds_from, answer.holds_from_launch
     found = [] if factor is None else [f"{factor:g}x"]
     found += [] if launch is None else [f"{launch * 1e3:g} ms"]
