@@ -1,4 +1,4 @@
-"""auto, compared with exact and the bound on random small problems that exact solves to the proved optimum.
+"""auto's walks, compared with exact and the bound on random small problems that exact solves to the proved optimum.
 
 python tests/auto_against_exact.py [PROBLEMS] [SECONDS]    prints how often auto is as good within SECONDS (default: 300 1)
 python tests/auto_against_exact.py PROBLEMS SECONDS options    the same for steps with scarce memory and optional ops
@@ -18,6 +18,7 @@ from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
+from placewise.strategies.auto.auto import Auto
 
 ALIKE = 1e-6  # relative error from the solver's rounding of times
 
@@ -50,7 +51,7 @@ def compare(problem: Problem, budget: Budget) -> Comparison | None:
             break
     if notes["status"] not in ("optimal", "infeasible"):
         return None
-    outcome = search(problem, make("auto"), simulator, budget=budget, seed=0, bound_seconds=optimum)
+    outcome = search(problem, Auto(exact_ops=0), simulator, budget=budget, seed=0, bound_seconds=optimum)
     return Comparison(optimum, outcome.step_seconds, bound(problem).seconds)
 
 

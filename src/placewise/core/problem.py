@@ -86,6 +86,13 @@ class Problem:
         return frozen(self.merged[self.graph.ops.groups], np.int64)
 
     @cached_property
+    def device_sets(self) -> Ints:
+        """The number of the set of devices that each group can run on, by its first group: [groups]."""
+        known: dict[bytes, int] = {}
+        rows = np.packbits(self.allowed, axis=1)
+        return frozen([known.setdefault(row.tobytes(), len(known)) for row in rows], np.int64)
+
+    @cached_property
     def optional(self) -> Bools:
         """Whether each group may be nowhere: [groups]."""
         optional = np.zeros(self.num_groups, np.bool_)

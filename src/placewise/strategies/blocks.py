@@ -38,7 +38,7 @@ class Blocks:
         first[wanted[::-1]] = problem.merged[::-1]
         pairs = np.stack([problem.merged, first[wanted]], axis=1)
         joined = connected_components(problem.num_groups, pairs[pairs[:, 0] != pairs[:, 1]].tolist())
-        kinds = np.unique(problem.allowed, axis=0, return_inverse=True)[1].reshape(-1)  # [groups]
+        kinds = problem.device_sets
         of_group = renumber(joined * (int(kinds.max(initial=0)) + 1) + kinds)
         allowed = np.zeros((int(of_group.max(initial=-1)) + 1, problem.num_devices), np.bool_)
         allowed[of_group] = problem.allowed

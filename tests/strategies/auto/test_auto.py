@@ -6,14 +6,18 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from auto_against_exact import ALIKE, compare, small_step
+from auto_against_exact import ALIKE, Comparison, compare, small_step
 from builders import graph_data, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, random_step, takes
 
+from placewise.bounds.best_bound import bound
+from placewise.core.cluster import Cluster
 from placewise.core.contracts import Evaluation
+from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
+from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
@@ -24,6 +28,7 @@ from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct
 from placewise.strategies.auto.moves import build_moves, new_undone, put_back, reorder
 from placewise.strategies.auto.starts import evolve, portfolio
 from placewise.strategies.auto.walk import Pace
+from placewise.strategies.exact.exact import Exact
 
 SEEDS = st.integers(0, 10_000)
 
@@ -181,7 +186,7 @@ def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for threads in (1, 3):
         monkeypatch.setattr("placewise.strategies.auto.auto.ThreadPoolExecutor", lambda _, n=threads: ThreadPoolExecutor(n))
-        proposals = Auto().search(problem, np.random.default_rng(3))
+        proposals = Auto(exact_ops=0).search(problem, np.random.default_rng(3))
         simulator, evaluation, seen = Simulator(problem, threads=threads), None, []
         for _ in range(30):
             proposal = proposals.send(evaluation)  # type: ignore[arg-type]
@@ -190,6 +195,50 @@ def test_the_number_of_threads_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
         proposals.close()
         found.append(seen)
     assert found[0] == found[1]
+
+
+def test_a_step_of_few_ops_is_solved_and_the_search_ends() -> None:
+    """The walks of one round alone don't find the optimum of all of these steps."""
+    pytest.importorskip("ortools")
+    walked = 0
+    for seed in range(8):
+        problem = small_step(seed)
+        if compare(problem, Budget(evaluations=1)) in (None, Comparison(np.inf, np.inf, bound(problem).seconds)):
+            continue  # no proof, or nothing fits
+        optimum = search(problem, Exact(), Simulator(problem), budget=Budget(evaluations=100), seed=0)
+        found = search(problem, Auto(), Simulator(problem), budget=Budget(evaluations=100), seed=0)
+        assert found.step_seconds == pytest.approx(optimum.step_seconds)
+        assert found.evaluations <= 2
+        rounds = search(problem, Auto(exact_ops=0), Simulator(problem), budget=Budget(evaluations=2), seed=0)
+        walked += rounds.step_seconds > optimum.step_seconds * (1 + 1e-9)
+    assert walked > 0
+
+
+def test_without_the_solver_a_step_of_few_ops_is_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise StrategyError("not installed")
+
+    monkeypatch.setattr("placewise.strategies.exact.constraint_program.import_solver", missing)
+    problem = small_step(5)
+    assert search(problem, Auto(), Simulator(problem), budget=Budget(evaluations=10), seed=0).evaluations == 10
+
+
+def test_starts_of_a_large_step_are_proposed_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each proposal is better than the last one, and the walks begin at the same placement as those of a small step."""
+    problem = Problem.of(load_graph("rnnlm:layers=2,hidden=4,batch=2,steps=3,vocab=8"), Cluster.load("4xK80"))
+    found = []
+    for large in (10**6, 10):
+        monkeypatch.setattr("placewise.strategies.auto.starts.LARGE_STEP", large)
+        proposals = Auto().search(problem, np.random.default_rng(0))
+        proposal, costs = next(proposals), []
+        while proposal.notes["stage"] == "start":
+            costs.append(Simulator(problem)(proposal.placements, proposal.orders).cost[0])
+            proposal = proposals.send(Simulator(problem)(proposal.placements, proposal.orders))
+        proposals.close()
+        assert costs == sorted(costs, reverse=True)
+        found.append(costs)
+    assert len(found[0]) == 1 < len(found[1])
+    assert found[0][0] == found[1][-1]
 
 
 def test_it_finds_the_proved_optimum_of_small_problems() -> None:

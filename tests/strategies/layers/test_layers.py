@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import graph_of, graphs, mixed_cluster, op, tensor, tiny_cluster
+from builders import graph_of, graphs, mixed_cluster, op, tensor, tiny_cluster, wired
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import GROUPINGS, Step, gpus, steps
@@ -279,6 +279,14 @@ def test_pipeline_stages_are_contiguous_layers() -> None:
         assert set(firsts) == set(range(int(stages) or 3))
     with pytest.raises(StrategyError, match="stages must be at least 0, it is -1"):
         make("pipeline", {"stages": "-1"})
+
+
+def test_of_many_layers_neighbours_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight ops of 1 s are four stages of two; with three places to cut they are stages of three, three and two."""
+    problem = Problem.of(wired([(n, n + 1) for n in range(7)], 8, seconds=[{"gpu": 1.0}] * 8), machine([2**30] * 4))
+    assert placed("pipeline", problem).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    monkeypatch.setattr("placewise.strategies.layers.placers.MOST_PLACES", 3)
+    assert np.unique(placed("pipeline", problem), return_counts=True)[1].tolist() == [3, 3, 2]
 
 
 def test_turns_by_hand() -> None:

@@ -93,7 +93,11 @@ class PlacedStep:
     def resident_of(self, tensor: int) -> int:
         """Returns the resident tensor that one which the host keeps there is, or else the tensor itself."""
         read = self.held_ops.get(int(self.resolved.graph.producer[tensor]))
-        if read is None or self.resolved.graph.producer[read] >= 0 or self.tensor_devices[read] != self.tensor_devices[tensor]:
+        if (
+            read is None
+            or self.resolved.graph.producer[read] >= 0
+            or self.tensor_devices[read] != self.tensor_devices[tensor]
+        ):
             return tensor
         return read
 

@@ -8,19 +8,31 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.errors import StrategyError
 from placewise.core.problem import NOWHERE, Problem
+from placewise.simulate.longest_step import longest_step_seconds
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate, best_first, best_of
 from placewise.strategies.auto.chains import Chains
 from placewise.strategies.auto.choosing import Walks, choose
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
-from placewise.strategies.auto.starts import evolve, memory_costs_time, portfolio, proposals_of
+from placewise.strategies.auto.starts import (
+    LARGE_STEP,
+    evolve,
+    growing_portfolio,
+    memory_costs_time,
+    portfolio,
+    proposals_of,
+)
 from placewise.strategies.auto.walk import Pace
+from placewise.strategies.exact.constraint_program import ConstraintProgram
+from placewise.strategies.exact.exact import solve
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import Choices
 
@@ -28,7 +40,7 @@ COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # [kinds], how often each kind of m
 FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
 MOST_TRIALS = 1000  # of a walk: with more, small problems would only wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from any placement to any other
-LARGE_STEP = 20_000  # ops of a step for which one population is enough, as it costs as much as several of a smaller step
+EXACT_EFFORT = 1.0  # of the solver: about seconds
 DIFFERENT = ("towers", "expert", "m-etf")  # measured first: few copies, few launches in a row, many of both
 EXACT = 1e-9  # relative difference up to which the evaluator is taken to be the simulator
 
@@ -52,11 +64,13 @@ class Auto:
     focus: float = 0.9  # share of moves that are drawn where there is little slack
     rounds: int = 40  # between two batches of measurements, if the evaluator measures
     batch: int = 3  # placements to measure at a time
+    exact_ops: int = 20  # a step of at most so many ops is solved exactly, if that takes about a second
 
     def __post_init__(self) -> None:
         counts = "chains effort populations blocks coarse cycle rounds batch"
         check_fields(self, counts, lambda v: v >= 1, "must be at least 1")
         check_fields(self, "hot cold", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "exact_ops", lambda v: v >= 0, "must be at least 0")
         check_fields(self, "focus", lambda v: 0 <= v <= 1, "must be from 0 to 1")
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -65,7 +79,7 @@ class Auto:
             yield from self._choose(problem, rng)
             return
         model = Simulator(problem)
-        yield from self._search_from(model, portfolio(model, rng), rng)
+        yield from self._search_from(model, growing_portfolio(model, rng), rng)
 
     @property
     def chooses_options(self) -> bool:
@@ -85,7 +99,7 @@ class Auto:
                 orders = np.stack([one.order for one in found])
                 yield Proposal(np.stack([one.placement for one in found]), orders, notes)
             return
-        proposals = self._search_from(model, starts, rng)
+        proposals = self._search_from(model, iter([starts]), rng)
         try:
             proposal = next(proposals)
             while True:
@@ -98,17 +112,33 @@ class Auto:
         finally:
             proposals.close()
 
-    def _search_from(self, model: Simulator, starts: list[Candidate], rng: np.random.Generator) -> Search:
-        """Yields the best start, then what the chains find after each round, without end."""
+    def _search_from(self, model: Simulator, growing: Iterator[list[Candidate]], rng: np.random.Generator) -> Search:
+        """Yields the best start, as soon as there is one, and then what the chains find after each round, without end.
+
+        A small step is solved exactly before that, if the solver is installed and needs little time; then the search ends.
+        """
         problem = model.problem
-        evaluation = yield propose(starts[:1], {"stage": "start"})
+        starts = next(growing)
+        proposed = starts[0]
+        evaluation = yield propose([proposed], {"stage": "start"})
         if not problem.num_ops:
             return
-        if _agrees(starts[0], evaluation):
-            for candidates, notes in self._walks(model, starts, rng):
-                yield propose(candidates, notes)
-        else:
-            yield from self._measure(problem, starts, evaluation, rng)
+        if not _agrees(proposed, evaluation):
+            yield from self._measure(problem, proposed, evaluation, rng)
+            return
+        for starts in growing:
+            if starts[0].cost < proposed.cost:
+                proposed = starts[0]
+                yield propose([proposed], {"stage": "start"})
+        if problem.num_ops <= self.exact_ops:
+            found = _solve(model, starts[0], int(rng.integers(2**31)))
+            if found is not None:
+                yield propose([found.best], {"stage": "exact", "status": found.status})
+                if found.status == "optimal":
+                    return
+                starts = best_first([found.best, *starts])
+        for candidates, notes in self._walks(model, starts, rng):
+            yield propose(candidates, notes)
 
     def _walks(
         self, model: Simulator, starts: list[Candidate], rng: np.random.Generator
@@ -181,13 +211,11 @@ class Auto:
         """Returns how many populations are worth their time for a step; none for a small one."""
         if num_ops <= SMALL_STEP:
             return 0
-        return self.populations if num_ops < LARGE_STEP else 1
+        return self.populations if num_ops < LARGE_STEP else 1  # it costs as much as several of a smaller step
 
-    def _measure(
-        self, problem: Problem, starts: list[Candidate], evaluation: Evaluation, rng: np.random.Generator
-    ) -> Search:
+    def _measure(self, problem: Problem, first: Candidate, evaluation: Evaluation, rng: np.random.Generator) -> Search:
         """Yields a few promising, different placements, corrects the model by their times, searches in it, and repeats."""
-        chosen, tried, measured = starts[:1], list[Ints](), list[MeasuredPlacement]()
+        chosen, tried, measured = [first], list[Ints](), list[MeasuredPlacement]()
         while True:
             tried += [candidate.placement for candidate in chosen]  # failed ones too, so that they are not proposed again
             measured += [
@@ -207,6 +235,26 @@ class Auto:
             if not chosen:
                 return
             evaluation = yield propose(chosen, {"stage": "measure", "expected": chosen[0].seconds})
+
+
+class _Solved(NamedTuple):
+    """What the solver has found for a small step."""
+
+    best: Candidate
+    status: str  # "optimal", or "feasible"
+
+
+def _solve(model: Simulator, start: Candidate, seed: int) -> _Solved | None:
+    """Returns what the solver finds with little effort from a start; None if that is nothing, or it is not installed."""
+    try:
+        program = ConstraintProgram(model.problem, longest_step_seconds(model.problem))
+    except StrategyError:
+        return None
+    hint = None if start.overflow_bytes else (start.placement, np.asarray(start.order, np.int64))
+    answer = solve(program, EXACT_EFFORT, seed, hint)
+    if answer.placement is None or answer.order is None:
+        return None
+    return _Solved(Candidate.of(model, answer.placement, answer.order), answer.status)
 
 
 def _singles(model: Simulator) -> list[Candidate]:

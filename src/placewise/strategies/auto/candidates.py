@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from placewise.core.arrays import Ints
+from placewise.core.contracts import Evaluation
 from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
 
@@ -23,19 +24,28 @@ class Candidate(NamedTuple):
     @classmethod
     def of(cls, model: Simulator, placement: Ints, order: Ints | Int32s | None = None) -> "Candidate":
         """Returns the candidate of a placement in this order, or in the model's own."""
-        given = None if order is None else np.asarray(order, np.int64)[None]
-        simulated = model.simulate(placement[None], given, keep_orders=True)
-        assert simulated.orders is not None
-        evaluation = model.evaluation(simulated.step_seconds, simulated.peak_bytes)
-        fullness = (simulated.peak_bytes[0] / np.maximum(model.problem.cluster.memory_bytes, 1)).max()
-        return cls(
-            cost=float(evaluation.cost[0]),
-            seconds=float(evaluation.step_seconds[0]),
-            overflow_bytes=int(evaluation.overflow_bytes[0]),
-            fullness=float(fullness),
+        found, _ = candidates_of(model, placement[None], None if order is None else np.asarray(order, np.int64)[None])
+        return found[0]
+
+
+def candidates_of(model: Simulator, placements: Ints, orders: Ints | None) -> tuple[list[Candidate], Evaluation]:
+    """Returns the candidates of placements [batch, groups] in orders [batch, ops] or [1, ops], or in the model's own."""
+    simulated = model.simulate(placements, orders, keep_orders=True)
+    assert simulated.orders is not None
+    evaluation = model.evaluation(simulated.step_seconds, simulated.peak_bytes)
+    fullness = simulated.peak_bytes / np.maximum(model.problem.cluster.memory_bytes, 1)  # [batch, devices]
+    candidates = [
+        Candidate(
+            cost=float(evaluation.cost[row]),
+            seconds=float(evaluation.step_seconds[row]),
+            overflow_bytes=int(evaluation.overflow_bytes[row]),
+            fullness=float(fullness[row].max()),
             placement=placement,
-            order=simulated.orders[0],
+            order=simulated.orders[row],
         )
+        for row, placement in enumerate(placements)
+    ]
+    return candidates, evaluation
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:

@@ -4,18 +4,21 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from placewise.bounds.dag import alike
 from placewise.core.contracts import Evaluation
 from placewise.core.errors import StrategyError
 from placewise.simulate.simulator import Simulator
-from placewise.strategies.auto.candidates import Candidate, best_first, best_of
+from placewise.strategies.auto.candidates import Candidate, best_first, best_of, candidates_of
 from placewise.strategies.auto.offload import offloads
 from placewise.strategies.blocks import Blocks
 from placewise.strategies.sampling import Choices, Genetic, single_placements
+from placewise.strategies.single_device import accelerators, move_to_allowed
 
 PORTFOLIO = (  # strategies that answer at once
     "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
 )  # fmt: skip
 SLOW, FEW_OPS = ("m-sct",), 5000  # strategies that answer at once only for steps of at most this many ops
+LARGE_STEP = 20_000  # ops of a step of which each start, or population, takes a while
 
 POPULATION = Genetic(population=12, mutations=1.0)
 SEEDS = 4  # starts that are in the first generation
@@ -27,11 +30,34 @@ def portfolio(model: Simulator, rng: np.random.Generator) -> list[Candidate]:
 
     Strategies whose packages are not installed are left out.
     """
+    *_, found = growing_portfolio(model, rng)
+    return found
+
+
+def growing_portfolio(model: Simulator, rng: np.random.Generator) -> Iterator[list[Candidate]]:
+    """Yields the portfolio; for a large step first what there is of it after each strategy."""
+    is_large = model.problem.num_ops >= LARGE_STEP
     names = PORTFOLIO + (SLOW if model.problem.num_ops <= FEW_OPS else ())
-    candidates = list(proposals_of(names, model, rng))
+    candidates: list[Candidate] = []
+    for name in names:
+        if is_large and name == "gpu-only":
+            candidates += _one_device_of_each_class(model)
+        else:
+            candidates += proposals_of([name], model, rng)
+        if is_large and candidates:
+            yield best_first(candidates)
     if memory_costs_time(candidates):
         candidates += offloads(model)
-    return best_first(candidates)
+    yield best_first(candidates)
+
+
+def _one_device_of_each_class(model: Simulator) -> list[Candidate]:
+    """Returns what `gpu-only` proposes, for one GPU of those that are alike."""
+    problem = model.problem
+    gpus = accelerators(problem)
+    firsts = gpus[np.unique(alike(problem)[gpus], return_index=True)[1]]
+    wanted = np.repeat(np.sort(firsts)[:, None], problem.num_groups, axis=1)
+    return [Candidate.of(model, placement) for placement in move_to_allowed(problem, wanted)]
 
 
 def proposals_of(names: Sequence[str], model: Simulator, rng: np.random.Generator) -> Iterator[Candidate]:
@@ -43,10 +69,9 @@ def proposals_of(names: Sequence[str], model: Simulator, rng: np.random.Generato
             proposals = make(name).search(model.problem, rng)
             proposal = next(proposals)
             while True:
-                orders = proposal.orders
-                for row, placement in enumerate(proposal.placements):
-                    yield Candidate.of(model, placement, None if orders is None else orders[row % len(orders)])
-                proposal = proposals.send(model(proposal.placements, orders))
+                found, evaluation = candidates_of(model, proposal.placements, proposal.orders)
+                yield from found
+                proposal = proposals.send(evaluation)
         except (StopIteration, StrategyError):
             continue
 
@@ -67,7 +92,8 @@ def evolve(
     """
     problem = model.problem
     blocks = Blocks.of(problem, grouping)
-    first = [blocks.contract(placement) for placement in single_placements(problem)]
+    is_large = problem.num_ops >= LARGE_STEP  # of each device alone would take long; the best ones are among the starts
+    first = [] if is_large else [blocks.contract(placement) for placement in single_placements(problem)]
     first += [blocks.contract(candidate.placement) for candidate in starts[:SEEDS]]
     search = POPULATION.evolve(Choices.among(blocks.allowed), np.unique(np.stack(first), axis=0), rng)
     best, judged, idle = best_of(starts), 0, 0

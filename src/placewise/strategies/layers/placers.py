@@ -8,6 +8,7 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Proposal, Search
 from placewise.core.graph import TENSOR_KINDS
+from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.layers import accelerate
@@ -21,6 +22,8 @@ LAYER_PER_GPU = ("rnnlm", "nmt")  # an LSTM network has one layer on each GPU, i
 WITH_FIRST = re.compile(r"((encoder|decoder)\.)?embedding")  # the embedding is with the first layer
 LSTM_LAYER = re.compile(r"((encoder|decoder)\.)?layers\.(?P<number>\d+)")
 WITH_LAST = re.compile(r"attention(\..+)?|projection")  # attention, softmax and loss are with the last layer
+
+MOST_PLACES = 1000  # where a pipeline may be cut: finding the best cuts takes time with their square
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ class Pipeline:
     """Contiguous stages of layers in forward order, one for each GPU in order, with the fastest possible slowest stage.
 
     A stage must fit its device's memory, as `layer_bytes` estimates it; if that is impossible, the stages overflow by as few
-    bytes as possible. A slow GPU gets fewer layers, or none. Ties go to the last cut: a layer stays on the earlier GPU.
+    bytes as possible. A slow GPU gets fewer layers, or none. Ties go to the last cut: a layer stays on the earlier GPU. Of
+    more than `MOST_PLACES` layers, neighbours stay together, the same number each.
     """
 
     stages: int = 0  # how many GPUs at most, 0: all
@@ -195,4 +199,11 @@ def _stages(problem: Problem, layers: Layers, gpus: Ints) -> Ints:
     count = max(len(np.unique(micro_batches[micro_batches >= 0])), 1)
     under_way = np.minimum(np.arange(len(gpus), 0, -1) / count, 1.0)  # [stages], share of the micro-batches
     nbytes = always[:, None] + passing[:, None] * under_way
-    return cut_stages(seconds, nbytes, problem.cluster.memory_bytes[gpus].astype(np.float64))
+    memory_bytes = problem.cluster.memory_bytes[gpus].astype(np.float64)
+    places = min(layers.num_layers, MOST_PLACES)
+    piece = np.arange(layers.num_layers) * places // layers.num_layers  # [layers], what stays together
+
+    def summed(table: Floats) -> Floats:
+        return np.stack([sum_by_label(piece, column, places) for column in table.T], axis=1)
+
+    return cut_stages(summed(seconds), summed(nbytes), memory_bytes)[piece]
