@@ -22,6 +22,13 @@ def test_two_hosts_by_hand() -> None:
     assert cluster.bytes_per_second[0, 2] == pytest.approx(PCIE_4_X8 * LINK_FRACTION)
 
 
+def test_a_fast_network_is_no_faster_than_the_way_to_the_card() -> None:
+    """From a CPU to the other host's GPU, 8 lanes of PCIe 4 are slower than 400 Gbit/s; both ways are alike."""
+    rates = Cluster.load("2x(4090)@400GbE").bytes_per_second
+    assert rates[1, 2] == rates[2, 1] == pytest.approx(rates[0, 1])
+    assert rates[1, 3] == pytest.approx(400e9 / 8 * 0.9)
+
+
 def test_a_host_alone_is_the_preset_of_the_same_parts() -> None:
     """Speeds and links of `4090+3060`; NVLink only where it is asked for."""
     alone, known = compose("4090+3060"), preset("4090+3060")

@@ -40,6 +40,24 @@ def test_the_peak_is_listed_by_kind_and_by_module() -> None:
     assert found["modules"] == [("b", "activation", 1, 1, "t1"), ("a", "copy", 1, 1, "t0")]
 
 
+def test_memory_in_use_and_copies_are_those_of_the_ops() -> None:
+    """b.mm writes 2 bytes on gpu:1 and runs first: in program order a.mm, which writes 4 bytes on gpu:0, comes first.
+
+    Then c.mm reads both on gpu:1: 2 bytes there, the copy of 4 and its own 8. The copy begins at 3 s and takes 1 + 4 s.
+    """
+    rows = [
+        op("a.mm", 0, [], [0], seconds={"gpu": 3}),
+        op("b.mm", 1, [], [1], seconds={"gpu": 1}),
+        op("c.mm", 2, [0, 1], [2], seconds={"gpu": 1}),
+    ]
+    problem = Step.of(graph_data([tensor("a", 4), tensor("b", 2), tensor("c", 8)], rows), gpus(2)).problem
+    schedule = Simulator(problem, threads=1).schedule(np.array([0, 1, 1]), np.array([1, 0, 2]))
+    plan = page_data([shown(schedule)])["plans"][0]
+    assert column(plan["bytes"]) == [4, 2, 14]
+    assert column(plan["copies"]["start"]) == [3]
+    assert column(plan["copies"]["seconds"]) == [5]
+
+
 def test_columns_are_little_endian_bytes() -> None:
     packed = pack([1.5, -2.0], "f8")
     assert np.frombuffer(base64.b64decode(packed["base64"]), "<f8").tolist() == [1.5, -2.0]

@@ -81,8 +81,10 @@ def compare_with_eager(build: Callable[[], TrainingStep], batches: list[Any], se
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
         losses = eager_step(TrainingStep(eager.model, eager.loss_fn, eager.optimizer, batch, eager.micro_batches))
+        drawn = torch.get_rng_state()
         torch.manual_seed(number)
         assert torch.equal(train_step(batch), sum(losses[1:], losses[0]))
+        assert torch.equal(torch.get_rng_state(), drawn)  # also where another rank has drawn the numbers
     train_step.collect()
     found, wanted = snapshot(placed.model, placed.optimizer), snapshot(eager.model, eager.optimizer)
     assert found.keys() == wanted.keys()
@@ -99,8 +101,17 @@ def random_network(seed: int) -> TrainingStep:
     return TrainingStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), batch, 1)
 
 
+def drawing_network() -> TrainingStep:
+    """Returns a step that draws random numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    return TrainingStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), batch, 1)
+
+
 def compare_networks(count: int, ranks: int) -> None:
-    """Compares random networks with eager code."""
+    """Compares random networks with eager code, and one that draws random numbers."""
+    compare_with_eager(drawing_network, [drawing_network().batch] * 2, 0, ranks)
     for seed in range(count):
         torch.manual_seed(seed)
         batches = [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(STEPS)]
