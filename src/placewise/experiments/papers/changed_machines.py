@@ -57,7 +57,7 @@ ROWS = (
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedMachine:
     """What happens to a machine."""
 
     name: str
@@ -111,7 +111,10 @@ def with_slow_links(cluster: Cluster) -> Cluster:
     return replace(cluster, name=f"{cluster.name}, slow links of {slow}", links=links)
 
 
-CHANGES = (Change("a GPU less", without_a_gpu), Change(f"links of a GPU {SLOWER:g} times slower", with_slow_links))
+CHANGES = (
+    ChangedMachine("a GPU less", without_a_gpu),
+    ChangedMachine(f"links of a GPU {SLOWER:g} times slower", with_slow_links),
+)
 
 
 def _last_gpu(cluster: Cluster) -> str:
