@@ -400,3 +400,19 @@ def test_simple_plans_are_compared(graph: Path, capsys: pytest.CaptureFixture[st
     (row,) = said(capsys)["simple"]
     assert row["simple"]["step_seconds"] > 0
     assert row["fastest"]["cuts"] >= 0
+
+
+def test_a_search_begins_at_an_old_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tiny_files(tmp_path)
+    model, cluster, old = (str(tmp_path / name) for name in ("graph.json", "cluster.toml", "old.json"))
+    assert main(["place", model, "--cluster", cluster, "--strategy", "heft", "-o", old]) == 0
+    capsys.readouterr()
+    assert main(["place", model, "--cluster", cluster, "--start", old, "--budget", "2"]) == 0
+    assert "old.json covers 100% of the graph: 4 of 4 ops by name\n" in capsys.readouterr().err
+    new = str(tmp_path / "new.json")
+    place = ["place", model, "--cluster", cluster, "-o", new]
+    assert "strategy 'heft' can't begin at a plan" in refused([*place, "--strategy", "heft", "--start", old], capsys)
+    assert "start: no-such.json: there is no such file" in refused([*place, "--start", "no-such.json"], capsys)
+    assert "cluster.toml: is not JSON" in refused([*place, "--start", cluster], capsys)
+    assert "refusing to overwrite an input file" in refused([*place[:-1], old, "--start", old], capsys)
+    assert not Path(new).exists()

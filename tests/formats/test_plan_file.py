@@ -52,6 +52,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"order": "program"}, "order must be a list"),
     ({"graph_digest": "0123456789abcdef"}, "is for another graph"),
     ({"graph_digest": 7}, "graph_digest must be text"),
+    ({"groups": ["a"]}, "groups has 1 names, placement has 3 entries"),
+    ({"groups": ["a", "b", 7]}, "groups[2] must be text"),
     ({"seed": -1}, "seed must be a whole number"),
     ({"step_seconds": "fast"}, "step_seconds must be a finite number"),
     ({"fits": 1}, "fits must be true or false"),

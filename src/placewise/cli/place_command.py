@@ -28,6 +28,7 @@ from placewise.cli.tensorboard_curves import curves
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
+    from placewise.core.problem import Problem
     from placewise.report.page.live_page import LivePage
     from placewise.search.driver import Progress
     from placewise.search.planner import Planner
@@ -39,6 +40,12 @@ def add_place(commands: Any) -> None:
     add_problem_options(parser)
     parser.add_argument("--strategy", metavar="S", help="how to search (default: auto); `placewise strategies` lists them")
     add_set_option(parser, "the strategy", "NAME=VALUE", "crossover=uniform")
+    parser.add_argument(
+        "--start",
+        metavar="PLAN",
+        help="begin at this plan, also one of a similar model (another batch size, one layer more) or another machine: "
+        "it is carried over by the names of ops and modules",
+    )
     add_memory_choices(parser)
     add_budget_options(parser)
     parser.add_argument(
@@ -97,8 +104,9 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.search.simplicity import tolerance_of
     from placewise.search.tight_memory import with_options_if_tight
     from placewise.strategies import make
+    from placewise.strategies.warm_start import with_start
 
-    reads = (options.model, options.cluster, options.profile)
+    reads = (options.model, options.cluster, options.profile, options.start)
     check_writable(options.output, options.report, options.run_file, reads=reads)
     check_folder(options.tensorboard)
     strategy = options.strategy or DEFAULT_STRATEGY
@@ -111,10 +119,14 @@ def _place(options: argparse.Namespace) -> None:
     names = (options.model, options.cluster)
     tolerance = tolerance_of(strategy, options.simple, is_measured=measure is not None)
     settings = settings_of(options.set)
+    if options.start is not None:
+        settings = with_start(strategy, settings, options.start)
     request = Request(strategy, settings, budget, options.seed, options.order, *names, measure, tolerance)
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     check_devices(options, measure)
     problem = load_problem(options)
+    if options.start is not None and not options.quiet:
+        _show_start(problem, options.start)
     if measure is None:
         problem = with_options_if_tight(problem, recompute=not options.no_recompute, park=not options.no_park)
     planner = planner_of(options, problem, request, find_bound(problem))
@@ -131,6 +143,14 @@ def _place(options: argparse.Namespace) -> None:
         with curves(options.tensorboard) as write:
             outcome = search_with_progress(planner, options, write, keep, record=options.run_file)
         finish_search(planner, outcome, options, points, live)
+
+
+def _show_start(problem: "Problem", path: str) -> None:
+    """Says how much of the graph the plan covers; refuses one that has nothing in common with it."""
+    from placewise.cli.outputs import warn
+    from placewise.strategies.warm_start import planned
+
+    warn(planned(problem, path).in_words(path))
 
 
 def _live_page(planner: "Planner") -> "LivePage":

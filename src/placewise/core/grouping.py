@@ -77,8 +77,18 @@ def unknown_grouping(text: str) -> str:
 
 def module_path(graph: Graph, op: int) -> str:
     """Returns the path of the module that an op belongs to; an update op belongs to its parameter's module."""
-    path = _SUFFIX.sub("", graph.ops.names[op]).rpartition(".")[0]
-    return path.rpartition(".")[0] if graph.ops.phases[op] == PHASES.index("update") else path
+    return _module_path(graph.ops.names[op], graph.ops.phases[op] == PHASES.index("update"))
+
+
+def module_path_of(name: str) -> str:
+    """Returns the path of the module that an op of this name belongs to, where its graph is not known."""
+    suffix = _SUFFIX.search(name)
+    return _module_path(name, suffix is not None and suffix[2] == "update")
+
+
+def _module_path(name: str, is_update: bool) -> str:
+    path = _SUFFIX.sub("", name).rpartition(".")[0]
+    return path.rpartition(".")[0] if is_update else path
 
 
 def _layer(path: str) -> str:

@@ -72,6 +72,7 @@ class Plan:
     predicted_seconds: float | None = None  # if step_seconds was measured: the simulated step; else None
     interval_seconds: tuple[float, float] | None = None  # between which eight of ten steps are if times are off by 10%
     simplicity: Simplicity | None = None  # how much simpler it is than the fastest plan found
+    groups: tuple[str, ...] = ()  # [the graph's own groups], names by which other graphs find them: of their first ops
     rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 1"
     machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 

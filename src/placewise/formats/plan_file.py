@@ -25,7 +25,10 @@ def read_plan(path: str | Path) -> Plan:
         if not isinstance(name, (str, NoneType)):
             raise fields.wrong(f"placement[{group}] must be a device's name or null, got {describe(name)}")
     order = None if fields.get("order", None) is None else tuple(fields.indices("order"))
-    return Plan(tuple(placement), order, **_findings(fields))
+    groups = () if fields.get("groups", None) is None else tuple(fields.texts("groups"))
+    if groups and len(groups) != len(placement):
+        raise fields.wrong(f"groups has {len(groups):,} names, placement has {len(placement):,} entries")
+    return Plan(tuple(placement), order, groups=groups, **_findings(fields))
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -36,7 +39,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Returns what a plan's file contains."""
     fields = {"format": FORMAT, "version": VERSION, **asdict(replace(plan, machine=None))}
-    for name in ("rewrites", "interval_seconds", "simplicity"):
+    for name in ("groups", "rewrites", "interval_seconds", "simplicity"):
         if not fields[name]:
             del fields[name]
     return fields if plan.machine is None else {**fields, "machine": tomllib.loads(format_cluster(plan.machine))}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from placewise.core.carried_placements import carry_over
+from placewise.core.carried_placements import carry_over, names_of_groups
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.contracts import Evaluator, Strategy
 from placewise.core.errors import InputError, NothingFits, StrategyError
@@ -37,6 +37,7 @@ from placewise.strategies import make
 from placewise.strategies.auto.candidates import Candidate
 from placewise.strategies.auto.continued import Continued
 from placewise.strategies.options.fitted import made_to_fit
+from placewise.strategies.warm_start import with_start
 
 if TYPE_CHECKING:
     from placewise.bounds.best_bound import Bound
@@ -191,6 +192,7 @@ class Planner:
             predicted_seconds=schedule.step_seconds if is_measured else None,
             interval_seconds=None if is_measured else interval(schedule),
             simplicity=outcome.simplicity,
+            groups=names_of_groups(problem.graph),
             rewrites=problem.graph.rewrites,
             machine=None if is_preset(problem.cluster) else problem.cluster,
         )
@@ -212,7 +214,7 @@ def place(
     ray: str | None = None,
     run_file: str | Path | None = None,
     measure: Measure | bool | None = None,
-    start: "tuple[CapturedStep | Graph, Plan] | None" = None,
+    start: "tuple[CapturedStep | Graph, Plan] | str | Path | None" = None,
     recompute: bool = True,
     park: bool = True,
     simple: float | None = None,
@@ -223,7 +225,8 @@ def place(
     found / bound - 1 is at most `target_gap`. `settings` are the strategy's hyper-parameters. With `measure` (True is
     `Measure()`) placements are run on this machine instead of simulated; the default budget is then 60 placements.
     With a `run_file` the search is recorded, and continues where an earlier call with the same arguments was stopped.
-    `start` is a similar step and its plan (another batch size, the same model's forward pass): `auto` begins there.
+    `start` is the file of a plan for this step, a similar one (another batch size, one layer more, the forward pass alone)
+    or another machine: strategies with a `start` begin there. `auto` also takes a pair, that step and its plan.
     Where memory is tight, tensors may be recomputed (`recompute`) or wait on other devices (`park`) if that is faster.
     The plan is the simplest that takes at most `simple` longer than the fastest one found: 0.02 for auto, 0 for others.
     """
@@ -235,17 +238,24 @@ def place(
     _check("a whole number", (Integral,), seed=seed)
     _check("an address, or 'local'", (str, NoneType), ray=ray)
     problem = Problem.of(graph, cluster, grouping)
-    if measure is None and start is None:
+    if measure is None and not isinstance(start, tuple):
         problem = with_options_if_tight(problem, recompute=recompute, park=park)
     budget = budget_of(strategy, evaluations, seconds, target_gap, is_measured=measure is not None)
     tolerance = tolerance_of(strategy, simple, is_measured=measure is not None)
-    request = Request(strategy, as_text(settings or {}), budget, seed, order, graph.name, cluster.name, measure, tolerance)
+    texts = as_text(settings or {})
+    if isinstance(start, (str, Path)):
+        texts, start = with_start(strategy, texts, str(start)), None
+    request = Request(strategy, texts, budget, seed, order, graph.name, cluster.name, measure, tolerance)
     make(strategy, dict(request.settings))  # refuses wrong names before any work
     captured = None if isinstance(step, Graph) else step
     continued = None
     if start is not None:
         if strategy != DEFAULT_STRATEGY or run_file is not None or measure is not None:
-            raise InputError("start is for the strategy auto, without a run file and without measuring")
+            raise InputError(
+                "a step and its plan as start are for the strategy auto, without a run file and without measuring; "
+                "for others, save the plan and name its file"
+            )
+        _check("the file of a plan, or a step and its plan", tuple, start=start)
         continued = continue_from(problem, as_graph(start[0]), start[1])
     planner = Planner(problem, request, find_bound(problem), captured, workers, ray, strategy=continued)
     return planner.plan(planner.search(record=run_file))

@@ -1,6 +1,6 @@
-"""Warm starts: a learned strategy can begin near a placement of another strategy, or of a plan file."""
+"""Warm starts: a strategy can begin near a placement of another strategy, or of a plan file, also one of a similar graph."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +8,8 @@ import numpy as np
 from placewise.core.arrays import Ints
 from placewise.core.contracts import Evaluation, Proposal
 from placewise.core.errors import PlanError, StrategyError
-from placewise.core.plan import Plan
 from placewise.core.problem import Problem
+from placewise.strategies.carried_plan import CarriedPlan, carry_plan
 
 NO_START = "none"
 
@@ -18,6 +18,25 @@ def check_start(start: str) -> None:
     """Raises ValueError unless a start is "none", the name of a strategy or the path of a plan file."""
     if start != NO_START and start not in _names() and not Path(start).is_file():
         raise ValueError(f"start must be none, the name of a strategy or the path of a plan file, it is {start!r}")
+
+
+def check_plan_start(start: str) -> None:
+    """Raises ValueError unless a start is "none" or the path of a plan file."""
+    if start != NO_START and not Path(start).is_file():
+        raise ValueError(f"start must be none or the path of a plan file, it is {start!r}")
+
+
+def with_start(strategy: str, settings: Mapping[str, str], path: str) -> dict[str, str]:
+    """Returns a strategy's settings with a plan file as its start; a StrategyError if it can't begin at one."""
+    from placewise.strategies import parameters
+
+    if parameters(strategy).get("start") != NO_START:
+        raise StrategyError(f"strategy {strategy!r} can't begin at a plan; auto and the learned strategies can")
+    if "start" in settings:
+        raise StrategyError(f"strategy {strategy!r}: there are two starts: {path} and {settings['start']}")
+    if not Path(path).is_file():
+        raise StrategyError(f"start: {path}: there is no such file")
+    return {**settings, "start": path}
 
 
 def begin(
@@ -31,9 +50,9 @@ def begin(
     if start == NO_START:
         return None
     if start not in _names():
-        placement = _planned(problem, start)
-        yield Proposal(placement[None])
-        return placement
+        carried = planned(problem, start)
+        yield Proposal(carried.placement[None])
+        return carried.placement
     return (yield from _searched(problem, start, evaluations, rng))
 
 
@@ -65,10 +84,10 @@ def _searched(
     return best
 
 
-def _planned(problem: Problem, path: str) -> Ints:
-    """Returns the placement of a plan file: [groups]."""
+def planned(problem: Problem, path: str) -> CarriedPlan:
+    """Returns what a plan file says about this problem; a StrategyError names the file and the rule."""
     try:
-        return Plan.load(path).resolve(problem, path)[0]
+        return carry_plan(problem, path)
     except PlanError as rule:
         raise StrategyError(f"start: {rule}") from None
 

@@ -35,6 +35,7 @@ from placewise.strategies.exact.constraint_program import ConstraintProgram
 from placewise.strategies.exact.exact import solve
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.sampling import Choices
+from placewise.strategies.warm_start import NO_START, check_plan_start, planned
 
 COARSE = np.array([0, 0, 1, 1, 1, 8, 0, 0])  # [kinds], how often each kind of move is drawn in even cycles
 FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
@@ -65,6 +66,7 @@ class Auto:
     rounds: int = 40  # between two batches of measurements, if the evaluator measures
     batch: int = 3  # placements to measure at a time
     exact_ops: int = 20  # a step of at most so many ops is solved exactly, if that takes about a second
+    start: str = NO_START  # or a plan file, also of a similar graph or another machine: one more start
 
     def __post_init__(self) -> None:
         counts = "chains effort populations blocks coarse cycle rounds batch"
@@ -72,6 +74,7 @@ class Auto:
         check_fields(self, "hot cold", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_fields(self, "exact_ops", lambda v: v >= 0, "must be at least 0")
         check_fields(self, "focus", lambda v: 0 <= v <= 1, "must be from 0 to 1")
+        check_plan_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields the best start, then what the chains find after each round, without end; without ops, only the start."""
@@ -79,18 +82,30 @@ class Auto:
             yield from self._choose(problem, rng)
             return
         model = Simulator(problem)
-        yield from self._search_from(model, growing_portfolio(model, rng), rng)
+        yield from self._search_from(model, self.begun(model, growing_portfolio(model, rng)), rng)
 
     @property
     def chooses_options(self) -> bool:
         """Whether it chooses among optional ops itself."""
         return True
 
+    def begun(self, model: Simulator, growing: Iterator[list[Candidate]]) -> Iterator[list[Candidate]]:
+        """Yields the starts with that of the plan, if there is one; its order counts if it is of this very graph."""
+        if self.start == NO_START:
+            yield from growing
+            return
+        carried = planned(model.problem, self.start)
+        orders = [None] if carried.order is None else [None, carried.order]
+        known = [Candidate.of(model, carried.placement, order) for order in orders]
+        yield best_first(known)
+        for starts in growing:
+            yield best_first([*known, *starts])
+
     def _choose(self, problem: Problem, rng: np.random.Generator) -> Search:
         """Yields choices of optional ops where memory costs time; else placements as if there were none."""
         always = problem.present(np.where(problem.optional, NOWHERE, 0))
         model = Simulator(always.problem)
-        starts = portfolio(model, rng)
+        *_, starts = self.begun(model, iter([portfolio(model, rng)]))
         if problem.num_ops and memory_costs_time(starts):
             is_small = problem.num_ops <= SMALL_STEP
             hot = max(self.hot, 1 / problem.num_ops)

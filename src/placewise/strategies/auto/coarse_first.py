@@ -41,7 +41,7 @@ class CoarseFirst:
             yield from self.auto.search(problem, rng)
             return
         model = Simulator(problem)
-        starts = portfolio(model, rng)
+        *_, starts = self.auto.begun(model, iter([portfolio(model, rng)]))
         yield propose(starts[:1], {"stage": "start"})
         found: list[Candidate] = []
         for grouping in self.groupings:
