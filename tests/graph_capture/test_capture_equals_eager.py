@@ -280,11 +280,11 @@ def test_inference() -> None:
         assert len(found) == micro_batches
 
 
-def test_a_number_that_math_computes_is_refused() -> None:
-    """math.sqrt takes the present value of the step counter; the program would repeat it forever."""
+def test_a_number_that_a_function_imported_from_math_computes_is_refused() -> None:
+    """A function that was imported from math takes the present value of the step counter; the program would repeat it."""
     model = nn.Linear(2, 2)
     optimizer = adam_by_hand(math.sqrt)(model.parameters(), lr=0.01)  # type: ignore[call-arg]
-    with pytest.raises(CaptureError, match="not the math module"):
+    with pytest.raises(CaptureError, match="from math import sqrt"):
         pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(2, 2), torch.randn(2, 2)))
 
 

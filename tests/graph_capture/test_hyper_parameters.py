@@ -1,5 +1,6 @@
 """Every hyper-parameter is read again in every step; one that changes which ops run is refused."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,3 +84,57 @@ def test_hyper_parameters_are_followed(make: Any, changes: Any, same_kernels: No
 def test_another_branch_is_refused(make: Any, changes: Any, subject: str, same_kernels: None) -> None:
     with pytest.raises(ExecutionError, match=f"^{subject} has changed so that the step is another one: capture and compile"):
         train(make, changes)
+
+
+class Counting(torch.optim.Optimizer):
+    """Gradient descent whose rate is a function of the learning rate and of a counter in the group."""
+
+    def __init__(self, parameters: Any, rate: Callable[[Any, Any], Any]) -> None:
+        self.rate = rate
+        super().__init__(parameters, {"lr": 0.1, "count": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["count"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-self.rate(group["lr"], group["count"]))
+
+
+RATES: dict[str, Callable[[Any, Any], Any]] = {
+    "remainder": lambda lr, n: lr * (n % 3 + 1),
+    "whole quotient": lambda lr, n: lr / (1 + n // 2) / (1 + 7 // n),
+    "both": lambda lr, n: lr * (divmod(n, 3)[0] + divmod(n, 3)[1]),
+    "rounded": lambda lr, n: round(lr * n, 3) + round(n / 3),
+    "floor and ceiling": lambda lr, n: lr * (math.floor(n / 2) + math.ceil(n / 3) + math.trunc(n / 2)),
+    "magnitude": lambda lr, n: abs(-lr),
+    "math": lambda lr, n: lr * math.hypot(math.fmod(n, 3), 1),
+}
+
+
+def steps_of_lr(optimizer: torch.optim.Optimizer) -> Change:
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return lambda optimizer, step: schedule.step()
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_arithmetic_of_python_is_followed(name: str, same_kernels: None) -> None:
+    train(lambda p: Counting(p, RATES[name]), steps_of_lr)
+
+
+DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "every third step": lambda lr, n: lr if n % 3 == 0 else 0.1 * lr,
+    "a plain number": lambda lr, n: float(lr),
+    "a whole number": lambda lr, n: lr / int(n),
+    "an entry of a list": lambda lr, n: lr * [i / 9 for i in range(9)][n],
+    "an entry of a dict": lambda lr, n: lr * {i: i / 9 for i in range(9)}[n],
+    "nearly equal": lambda lr, n: lr * (2 if math.isclose(n, 2, rel_tol=1e-6) else 1),
+    "a sum in C": lambda lr, n: math.fsum([lr, lr]),
+}
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_what_python_decides_by_a_counter_is_refused_when_it_changes(name: str, same_kernels: None) -> None:
+    with pytest.raises(ExecutionError, match="has changed so that the step is another one: capture and compile"):
+        train(lambda p: Counting(p, DECISIONS[name]), steps_of_lr)

@@ -187,3 +187,50 @@ def test_a_generator_that_the_step_seeds_itself_is_fine() -> None:
         return y * random.random()
 
     captured(seeded)
+
+
+# --- what an earlier step has left ---
+
+
+def carrying(module: Model, y: Tensor) -> Any:
+    """Returns a recurrent state that the module carries from step to step."""
+    module.mean = (y if module.mean is None else y + module.mean).detach()
+    return y + module.mean
+
+
+def remembering(module: Model, y: Tensor) -> Any:
+    module.__dict__.setdefault("history", []).append(y.detach().mean())
+    return y + module.__dict__["history"][0]
+
+
+def normalised(module: Model, y: Tensor) -> Any:
+    """Returns values less the mean of the first batch."""
+    if module.mean is None:
+        module.mean = y.detach().mean()
+    return y - module.mean
+
+
+@pytest.mark.parametrize(("function", "name"), [(carrying, "mean"), (remembering, "history"), (normalised, "mean")])
+def test_what_an_earlier_step_has_left_in_an_attribute_is_refused(function: Any, name: str) -> None:
+    with pytest.raises(CaptureError, match=f"reads its attribute '{name}', which an earlier step has set"):
+        captured(function)
+
+
+def test_what_an_earlier_step_has_left_is_refused_also_if_it_is_there_already() -> None:
+    model = Model(carrying)
+    model.mean = torch.zeros(6, 4)
+    with pytest.raises(CaptureError, match="reads its attribute 'mean', which an earlier step has set"):
+        pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))
+
+
+def test_a_cache_of_tensors_that_are_the_same_in_every_step_is_fine() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        def cached(module: Model, y: Tensor) -> Any:
+            if module.row is None:
+                module.row = torch.arange(4.0) / 7
+            return y + module.row.cos()
+
+        model = Model(cached)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(3)])

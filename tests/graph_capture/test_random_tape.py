@@ -1,5 +1,6 @@
 """Checkpointed modules draw the same random numbers again when they are recomputed, and nothing else does."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ class Careless(nn.Module):
 def test_other_draws_in_a_recomputation_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Careless(), nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(CaptureError, match="other random numbers when it runs a checkpointed module again"):
+    with pytest.raises(CaptureError, match="draws other numbers than before"):
         pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(6, 4), torch.randn(6, 3)))
 
 
@@ -120,3 +121,53 @@ class Restoring(nn.Module):
 def test_a_state_of_another_time_is_refused() -> None:
     with pytest.raises(CaptureError, match="a state of another time"):
         pw.capture_inference(Restoring(), torch.randn(3))
+
+
+class Drawing(nn.Module):
+    """A layer and a function of its result that draws numbers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def drawn_twice(y: Tensor) -> Tensor:
+    """Returns dropout whose mask the next one repeats, as in eager code after fork_rng."""
+    with torch.random.fork_rng(devices=[]):
+        y = F.dropout(y, 0.3)
+    return F.dropout(y, 0.3)
+
+
+def drawn_in_a_fork(y: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        return F.dropout(y, 0.3)
+
+
+def drawn_by_another_generator(y: Tensor) -> Tensor:
+    return y + torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+
+def test_after_fork_rng_the_same_numbers_are_drawn_again() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = Drawing(drawn_twice)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 3)) for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (drawn_in_a_fork, "the next step draws the same numbers again"),
+        (drawn_by_another_generator, "aten.rand draws from a generator of its own"),
+        (lambda y: y + nn.init.trunc_normal_(torch.empty(3)), r"calls torch.nn.init.trunc_normal_, which can't be recorded"),
+    ],
+)
+def test_draws_that_a_step_would_not_repeat_are_refused(function: Callable[[Tensor], Tensor], match: str) -> None:
+    model = Drawing(function)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(CaptureError, match=match):
+        pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(6, 4), torch.randn(6, 3)))

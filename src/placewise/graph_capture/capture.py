@@ -137,8 +137,8 @@ def _record(step: TrainingStep, name: str) -> CapturedStep:
         attributes = ModuleAttributes(meta_step.model, meta_step.loss_fn)
         losses, output = _record_forward_and_backward(meta_step, parts, scale, kept, recorder)
         _record_replaced_buffers(buffers, meta_step.model, recorder)
-        _refuse_lost_state(meta_step, parts[0], attributes, generators)
         returned = Returned(losses, output, attributes=_set_attributes(attributes, kept))
+        _refuse_lost_state(meta_step, attributes, generators, recorder)
         if step.optimizer is not None:
             update = record_update(meta_step, step.optimizer, scale, recorder)
             if update.grad_norm is not None:
@@ -168,7 +168,7 @@ class _Kept:
 
     def add(self, leaf: Leaf) -> int:
         """Keeps a tensor, and returns its position among those that are kept."""
-        tensor = leaf if isinstance(leaf, Tensor) else leaf.tensor
+        tensor = _tensor_of(leaf)
         view = self._recorder.views.find_or_record(tensor if tensor.is_meta else self._recorder.meta_constant(tensor))
         if view.slot not in self.slots:
             self.slots.append(view.slot)
@@ -349,20 +349,24 @@ def _set_attributes(attributes: ModuleAttributes, kept: _Kept) -> tuple[SetAttri
     return tuple(found)
 
 
-def _refuse_lost_state(step: TrainingStep, part: Any, attributes: ModuleAttributes, generators: HostGenerators) -> None:
-    """Refuses a step that changes Python values from one time to the next: the recorded one would not.
+def _refuse_lost_state(
+    step: TrainingStep, attributes: ModuleAttributes, generators: HostGenerators, first: Recorder
+) -> None:
+    """Refuses a step that changes Python values from one time to the next, or reads what the last one has left.
 
-    What changes only once is fine: a cache, or a generator that the step seeds itself. So the forward pass runs a second
-    time, without being recorded.
+    What is made only once and is the same in every step is fine: a cache, or a generator that the step seeds itself. So the
+    forward pass runs a second time, without being recorded.
     """
-    if not generators.changed() and all(map(has_tensors, attributes.changed())):
+    changed = attributes.changed()
+    if not changed and not generators.changed():
         return
-    attributes, generators, recorder = ModuleAttributes(step.model, step.loss_fn), HostGenerators(), Recorder()
+    recorder = Recorder()
     for name, tensor in (*step.model.named_parameters(), *step.model.named_buffers()):
-        recorder.add_resident(tensor, "parameter", name)
-    for number, leaf in enumerate(tensors_in(part)):
-        if isinstance(leaf, Tensor):
-            recorder.add_resident(leaf, "input", str(number))
+        recorder.add_resident(tensor, "parameter", name, real=first.real_buffer(name))
+    part = meta_parts(step, recorder)[0]
+    kept = {str(attribute): list(map(_tensor_of, tensors_in(attribute.value))) for attribute in changed}
+    recorder.left = {tensor.untyped_storage()._cdata: name for name, tensors in kept.items() for tensor in tensors}
+    attributes, generators = ModuleAttributes(step.model, step.loss_fn), HostGenerators()
     with _recording(step, recorder), _autocast(step):
         forward_loss(step, part)
     if name := generators.changed():
@@ -370,12 +374,23 @@ def _refuse_lost_state(step: TrainingStep, part: Any, attributes: ModuleAttribut
             f"the model draws numbers from {name}, and a recorded step would repeat them: draw them with torch, or pass "
             "them in with the batch"
         )
-    for attribute in attributes.changed():
+    changed_again = {str(attribute): attribute for attribute in attributes.changed()}
+    for name in recorder.reads_left:
+        if name in changed_again or not all(map(first.is_same_in_every_step, kept[name])):
+            raise CaptureError(
+                f"the model reads its attribute {name!r}, which an earlier step has set, and a recorded step can't follow "
+                "that: make it a buffer (register_buffer)"
+            )
+    for name, attribute in changed_again.items():
         if not has_tensors(attribute):
             raise CaptureError(
-                f"the model changes its attribute {str(attribute)!r} in every step, which a recorded step can't follow: "
+                f"the model changes its attribute {name!r} in every step, which a recorded step can't follow: "
                 "make it a buffer, or change it between steps"
             )
+
+
+def _tensor_of(leaf: Leaf) -> Tensor:
+    return leaf if isinstance(leaf, Tensor) else leaf.tensor
 
 
 def _warn_of_lost_numbers(recorder: Recorder, returned: Returned) -> None:

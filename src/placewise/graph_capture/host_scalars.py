@@ -18,12 +18,15 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.program import Slot
 from placewise.graph_capture.program_builder import ProgramBuilder
 
-MATH = ("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "pow", "cos", "sin", "tan", "tanh", "atan", "fabs")
+PLAIN = float.__float__  # of a HostScalar: its value alone, without a record
+
+MATH = tuple(name for name, function in vars(math).items() if callable(function) and name not in ("floor", "ceil", "trunc"))
 
 
 class HostScalar(float):
@@ -42,7 +45,7 @@ class HostScalar(float):
 
     def record(self, function: Callable[..., Any], *args: Any) -> Any:
         """Returns what a function gives for numbers, and records the call."""
-        plain = [float(arg) if isinstance(arg, HostScalar) else arg for arg in args]
+        plain = [PLAIN(arg) if isinstance(arg, HostScalar) else arg for arg in args]
         if not all(isinstance(arg, (int, float)) for arg in plain):
             return NotImplemented
         slots = tuple(arg.slot if isinstance(arg, HostScalar) else arg for arg in args)
@@ -78,12 +81,52 @@ class HostScalar(float):
     def __rpow__(self, other: Any, modulo: None = None) -> Any:
         return self.record(operator.pow, other, self)
 
+    def __floordiv__(self, other: Any) -> Any:
+        return self.record(operator.floordiv, self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self.record(operator.floordiv, other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self.record(operator.mod, self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self.record(operator.mod, other, self)
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
+    def __abs__(self) -> Any:
+        return self.record(abs, self)
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self.record(round, self, *(() if digits is None else (digits,)))
+
+    def __floor__(self) -> Any:
+        return self.record(math.floor, self)
+
+    def __ceil__(self) -> Any:
+        return self.record(math.ceil, self)
+
+    def __trunc__(self) -> Any:
+        return self.record(math.trunc, self)
+
+    def __int__(self) -> int:
+        """Returns a whole number that Python wants to have as one: it must be the same in every step."""
+        return int(PLAIN(self.record(int, self)._must_stay()))
+
+    def __float__(self) -> float:
+        """Returns a plain number, which must be the same in every step."""
+        return PLAIN(self._must_stay())
+
     def __index__(self) -> int:
         """Returns a whole number that counts or chooses (range, slices): it must be the same in every step."""
         if not self.is_integer():
             raise TypeError("'float' object cannot be interpreted as an integer")
-        self._compare(operator.eq, int(self))
-        return int(self)
+        return int(PLAIN(self._must_stay()))
 
     def __neg__(self) -> Any:
         return self.record(operator.neg, self)
@@ -111,12 +154,24 @@ class HostScalar(float):
     def __bool__(self) -> bool:
         return bool(self._compare(operator.ne, 0.0))
 
+    def is_integer(self) -> bool:
+        """Returns whether it is a whole number; it has to stay one."""
+        return bool(self._compare(_is_whole, None))
+
+    def _must_stay(self) -> "HostScalar":
+        self._compare(operator.eq, PLAIN(self))
+        return self
+
     def _compare(self, function: Callable[..., Any], other: Any) -> Any:
         if self.program.is_late(self.slot) or (isinstance(other, HostScalar) and self.program.is_late(other.slot)):
             raise CaptureError("the optimizer decides by a number that it reads from a tensor, which can't be recorded")
-        outcome = function(float(self), float(other) if isinstance(other, HostScalar) else other)
+        outcome = function(PLAIN(self), PLAIN(other) if isinstance(other, HostScalar) else other)
         self.program.branch(function, self.slot, other.slot if isinstance(other, HostScalar) else other, outcome)
         return outcome
+
+
+def _is_whole(value: float, _: None) -> bool:
+    return float(value).is_integer()
 
 
 @contextmanager
@@ -137,6 +192,8 @@ def _recording(function: Callable[..., Any], limit: str = "") -> Callable[..., A
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_meta] if limit else []
         if len(tensors) == 1 and len(args) == 2 and not tensors[0].dim():
             return torch.clamp(tensors[0], **{limit: next(arg for arg in args if arg is not tensors[0])})
+        if not limit and (kwargs or any(isinstance(arg, (list, tuple)) for arg in args)):
+            args, kwargs = tree_map_only(HostScalar, float, (args, kwargs))  # which have to stay as they are
         if scalars := [arg for arg in args if type(arg) is HostScalar]:
             return scalars[0].record(function, *args)
         return function(*args, **kwargs)

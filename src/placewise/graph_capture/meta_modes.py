@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_any_only
 
 from placewise.core.errors import CaptureError
-from placewise.graph_capture.host_scalars import HostScalar
+from placewise.graph_capture.host_scalars import PLAIN, HostScalar
 from placewise.graph_capture.known_values import OBSERVED
 from placewise.graph_capture.recorder import Recorder, meta_like
 from placewise.graph_capture.step_numbers import StepNumber
@@ -89,10 +89,10 @@ class MetaMode(TorchFunctionMode):
         if self.track_scalars:
             kwargs = {key: self._number(value) if key in NUMBERS else value for key, value in kwargs.items()}
             scalars = [arg for arg in (*args, *kwargs.values()) if type(arg) is HostScalar]
-            self.program.scalars = {float(scalar): scalar.slot for scalar in scalars}
-            if any(self.program.scalars[float(scalar)] != scalar.slot for scalar in scalars):
+            self.program.scalars = {PLAIN(scalar): scalar.slot for scalar in scalars}
+            if any(self.program.scalars[PLAIN(scalar)] != scalar.slot for scalar in scalars):
                 raise CaptureError(
-                    f"two hyper-parameters or counters that a call of the optimizer reads are both {float(scalars[0])} and "
+                    f"two hyper-parameters or counters that a call of the optimizer reads are both {PLAIN(scalars[0])} and "
                     "can't be told apart: make them differ"
                 )
         try:

@@ -154,7 +154,7 @@ class ProgramBuilder:
 
     def host_tensor(self, scalar: float, slot: Slot, dtype: torch.dtype | None) -> Tensor:
         """Returns a host scalar as a host tensor."""
-        tensor = torch.tensor(float(scalar), dtype=dtype, device="cpu")
+        tensor = torch.tensor(float.__float__(scalar), dtype=dtype, device="cpu")
         self.call(torch.tensor, (self.use(slot),), {"dtype": tensor.dtype}, (self._add_host_tensor(tensor),))
         return tensor
 
@@ -171,5 +171,5 @@ class ProgramBuilder:
 
     @property
     def has_lost_numbers(self) -> bool:
-        """Whether the host computed a number that no call uses: its value was taken as a constant (by math.sqrt)."""
+        """Whether the host computed a number that no call uses: numpy, say, has taken its value as a constant."""
         return bool(self._unused)

@@ -20,6 +20,10 @@ from torch import Tensor
 
 from placewise.core.errors import CaptureError
 
+SEED = "seed before training"
+
+IDLE_ON_META = ("trunc_normal_", "orthogonal_", "sparse_", "dirac_")  # of torch.nn.init
+
 
 @dataclass
 class TapedDraw:
@@ -46,7 +50,10 @@ class RandomTape:
             return None
         draw = self.draws[self._position]
         if draw.signature != signature:
-            raise CaptureError(f"the step draws other random numbers when it runs a checkpointed module again{where}")
+            raise CaptureError(
+                "the step sets the random generator back, and then draws other numbers than before (when it runs a "
+                f"checkpointed module again, or after fork_rng){where}"
+            )
         self._position += 1
         return draw
 
@@ -66,15 +73,15 @@ class RandomTape:
     def recording(self) -> Iterator[None]:
         """Makes PyTorch's functions for the generator use the tape."""
 
-        def refuse(name: str) -> Callable[..., None]:
-            def seed(*_: Any) -> None:
-                raise CaptureError(f"the step calls torch.{name}, which can't be recorded: seed before training")
+        def refuse(name: str, advice: str) -> Callable[..., None]:
+            def call(*_: Any, **__: Any) -> None:
+                raise CaptureError(f"the step calls torch.{name}, which can't be recorded: {advice}")
 
-            return seed
+            return call
 
         @contextmanager
         def fork_rng(*args: Any, enabled: bool = True, **kwargs: Any) -> Iterator[None]:
-            position = self._position
+            position = len(self.draws) if self._position is None else self._position
             try:
                 yield
             finally:
@@ -83,15 +90,23 @@ class RandomTape:
 
         functions: dict[str, Callable[..., Any]] = {
             "get_rng_state": self.get_state, "set_rng_state": self.set_state, "fork_rng": fork_rng,
-            "manual_seed": refuse("manual_seed"), "seed": refuse("seed"),
+            "manual_seed": refuse("manual_seed", SEED), "seed": refuse("seed", SEED),
         }  # fmt: skip
         with ExitStack() as patches:
             for module in (torch, torch.random):
                 for name in filter(partial(hasattr, module), functions):
                     patches.enter_context(patch.object(module, name, functions[name]))
+            for name in filter(partial(hasattr, torch.nn.init), IDLE_ON_META):
+                draw = refuse(f"nn.init.{name}", "it does nothing on the meta device, fill the tensor with other ops")
+                patches.enter_context(patch.object(torch.nn.init, name, draw))
             # Checkpointing asks for autocast by the device of its arguments, and ours is a GPU's.
             patches.enter_context(patch.object(torch.utils.checkpoint, "_infer_device_type", lambda *args: "cuda"))
             yield
+        if self._position not in (None, len(self.draws)):
+            raise CaptureError(
+                "the step leaves the random generator in an earlier state (fork_rng, set_rng_state), so that the next step "
+                "draws the same numbers again, which can't be recorded"
+            )
 
 
 class HostGenerators:

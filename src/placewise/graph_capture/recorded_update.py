@@ -58,7 +58,7 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
     if recorder.program.has_lost_numbers:
         raise CaptureError(
             "the optimizer computes with a number that changes from step to step (its step counter, the learning rate) in "
-            "a way that can't be recorded: use Python's + - * / ** or the methods of tensors, not the math module"
+            "a way that can't be recorded (numpy, `from math import sqrt`): use Python's + - * / **, `math.sqrt` or tensors"
         )
     return RecordedUpdate(grad_norm, found_inf, first_op)
 

@@ -62,6 +62,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.home = "cpu"  # the kind of device that the user's model is on
         self.real: dict[Slot, Tensor] = {}  # buffers and inputs that have values -> the user's own tensors
         self.originals: dict[int, str] = {}  # storage of a parameter that the user gave -> name: the step must not use it
+        self.left: dict[int, str] = {}  # storage of a tensor that an earlier step has left in the model -> where
+        self.reads_left: dict[str, None] = {}  # those of them that the step reads
         self._facts: dict[Any, OpFacts] = {}
         self._known_flops: dict[Any, float] = {}
         self._paths: dict[int, str] = {}  # autograd's sequence number -> the module path of the forward op
@@ -161,6 +163,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Returns whether the value of a tensor is known before the step runs."""
         return self._find_early(self._input(tensor).slot) is not None
 
+    def is_same_in_every_step(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor is computed from constants, and buffers that the step leaves alone."""
+        view = self.views.find(tensor)
+        early = None if view is None else self._find_early(view.slot)
+        newest = frozenset(self.views.newest.values())
+        steady = {r.slot for r in self.program.residents if r.kind == "buffer" and r.tensor in newest}
+        return early is not None and all(leaf in steady or leaf not in self.real for leaf in early.leaves)
+
+    def real_buffer(self, name: str) -> Tensor | None:
+        """Returns the user's own tensor of a buffer, if it has values."""
+        slot = next((r.slot for r in self.program.residents if (r.kind, r.name) == ("buffer", name)), None)
+        return None if slot is None else self.real.get(slot)
+
     def _with_early_sizes(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Tensor | None:
         """Returns the result of an op whose sizes depend on data that is known before the step runs; they must stay."""
         tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
@@ -251,6 +266,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _record(self, func: Any, facts: OpFacts, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         inputs = [] if facts.shape_only else [self._input(tensor) for tensor in tensors]
+        if facts.random and any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+            raise CaptureError(
+                f"{facts.kind} draws from a generator of its own, which can't be recorded: leave it out, and seed the "
+                f"default one before training{self.where()}"
+            )
         repeated = self.tape.next_repeated((func, signature(args)), self.where()) if facts.random else None
         if repeated is not None:
             inputs.append(self._input(self._saved_state(repeated)))
@@ -453,6 +473,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return view
         if not self.views.has_storage(tensor):
             self._refuse_original(tensor)
+            if (left := self.left.get(tensor.untyped_storage()._cdata)) is not None:
+                self.reads_left[left] = None
             if self.phase != FORWARD or tensor.requires_grad:
                 raise CaptureError(
                     f"the step uses a tensor of shape {list(tensor.shape)} that it did not create{self.where()}"
