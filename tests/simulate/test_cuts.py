@@ -1,11 +1,15 @@
 """Copies and cuts, against the schedule and by hand."""
 
 import numpy as np
+import pytest
 from builders import graph_data, op, tensor
 from hypothesis import given
+from hypothesis import strategies as st
 from simulated import Step, gpus, random_order, random_placements, steps
 
+from placewise.simulate import cuts
 from placewise.simulate.cuts import Crossings
+from placewise.simulate.flat_problem import copied_tensors
 from placewise.simulate.simulator import Simulator
 
 
@@ -18,6 +22,39 @@ def test_copies_are_those_that_the_simulator_makes(drawn: tuple[Step, np.random.
         assert crossings.count_copies(placement) == made
         assert (crossings.count_cuts(placement) > 0) == (made > 0)
         assert crossings.count_cuts(placement) <= made
+
+
+@given(steps(min_ops=1), st.booleans())
+def test_moves_are_counted_as_the_placements_that_they_make(
+    drawn: tuple[Step, np.random.Generator], has_table: bool
+) -> None:
+    step, rng = drawn
+    problem = step.problem
+    crossings = Crossings.of(problem)
+    (placement,) = random_placements(problem, rng, 1)
+    moves = [
+        (rng.permutation(problem.num_groups)[: rng.integers(1, 4)], int(rng.integers(problem.num_devices))) for _ in range(5)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuts, "MOST_CUTS", 2**24 if has_table else 0)
+        counts = crossings.count_moved(placement, moves)
+    for (groups, device), count in zip(moves, counts.tolist(), strict=True):
+        moved = placement.copy()
+        moved[groups] = device
+        assert crossings.count(moved) == tuple(count)
+
+
+@given(steps(min_ops=1), st.floats(0, 1))
+def test_prices_of_copies_add_up_to_the_cuts(drawn: tuple[Step, np.random.Generator], share: float) -> None:
+    step, rng = drawn
+    crossings, simulator = Crossings.of(step.problem), Simulator(step.problem, threads=1)
+    (placement,) = random_placements(step.problem, rng, 1)
+    schedule = simulator.schedule(placement)
+    prices = crossings.prices(placement, share)
+    rows = np.searchsorted(copied_tensors(step.problem), schedule.copy_tensors)
+    assert len(prices) == len(copied_tensors(step.problem))
+    assert (prices > 0).all()
+    assert prices[rows, schedule.timeline.copy_target].sum() == pytest.approx(crossings.count_cuts(placement))
 
 
 def test_a_pair_of_modules_is_cut_once() -> None:

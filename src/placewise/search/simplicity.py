@@ -1,7 +1,8 @@
 """Plans that people trust: after a search, the simplest and most robust one that is hardly slower than the fastest.
 
-The search leaves a front of candidates: for each number of copies, the fastest placement that it has judged. Walks on which
-a copy has a price find simpler ones; modules that are split for nothing become whole again; and orders become the program's.
+The search leaves a front of candidates: the fastest placements for how complicated they are. Walks on which cuts have a
+price find simpler ones; parts go where their neighbours are; modules that are split for nothing become whole again; and
+orders become the program's.
 Of those within the tolerance, the nearly simplest are judged again with wrong times, and the best of these is the answer.
 """
 
@@ -27,13 +28,13 @@ from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.auto import COARSE, FINE, MOST_TRIALS, Auto
 from placewise.strategies.auto.candidates import Candidate
-from placewise.strategies.auto.chains import Chains
+from placewise.strategies.auto.chains import Chains, move_partitions
 from placewise.strategies.auto.coarse_first import CoarseFirst
 from placewise.strategies.auto.walk import Pace
 
 DEFAULT_TOLERANCE = 0.02  # of auto's plans; a strategy that is asked for by name answers with what it found
 
-SHARE = 0.2  # of a budget in seconds: what is kept for making the plan simpler
+SHARE = 0.3  # of a budget in seconds: what is kept for making the plan simpler
 
 ROUNDS, CYCLE = 80, 20  # of walks; each cycle goes from hot to cold
 
@@ -41,17 +42,23 @@ MOST_OPS = 16_000_000  # launches in the rounds' whole passes: large steps get f
 
 LEAST_ROUNDS = 4
 
-PASSES, MOST_ISLANDS = 3, 400  # over the islands of a placement, and how many of them are tried in each
+PASSES = 12  # over the parts of a placement that could go elsewhere
+
+MOST_COUNTED, MOST_SIMULATED = 200_000_000, 30_000_000  # reads that are counted, and ops that are simulated, in a pass
+
+ALIKE = 0.25  # of the price of cuts: what is for all copies alike
+
+FIRST, WALKS = 0.25, 0.7  # shares of the seconds at which the parts of the fastest are done, and the walks
 
 HOT, COLD = 2.0, 0.05  # temperatures, relative to the price of a copy
 
 STEEPER = 1.3  # by which the price changes after a round: up if the step is within the tolerance, else down
 
-FEW = 3  # of the simplest placements that walks have found: their islands are looked at again
+FEW = 3  # of the simplest placements that walks have found: their parts are looked at again
 
 KEPT = 24  # candidates of the front that are looked at in the end
 
-NEARLY = 1.15  # times the cuts and copies of the simplest plan: up to this, the more robust one is the answer
+NEARLY = 1.3  # times the cuts and copies of the simplest plan, multiplied: up to this, the more robust one is the answer
 
 SPREAD = 10.0  # times the tolerance: how much slower than the fastest a placement may be at which walks begin
 
@@ -68,6 +75,11 @@ class Judged(NamedTuple):
     candidate: Candidate
 
     @property
+    def complexity(self) -> int:
+        """How complicated it is: half as many cuts count as much as half as many copies."""
+        return self.cuts * self.copies
+
+    @property
     def seconds(self) -> float:
         """How long its step takes."""
         return self.candidate.seconds
@@ -75,7 +87,7 @@ class Judged(NamedTuple):
 
 @dataclass(eq=False)
 class Front:
-    """The fastest placements for each number of copies, among those that a search has judged."""
+    """The fastest placements for each number of cuts times copies, among those that a search has judged."""
 
     model: Simulator
     crossings: Crossings
@@ -90,41 +102,45 @@ class Front:
         self.best_seconds = min(self.best_seconds, float(seconds.min(initial=np.inf)))
         for row in np.argsort(seconds, kind="stable")[:MOST_ROWS].tolist():
             placement = np.asarray(proposal.placements[row])
-            if seconds[row] <= self.limit and self.is_better(copies := self.crossings.count_copies(placement), seconds[row]):
+            if seconds[row] <= self.limit and self.is_better(self._complexity(placement), seconds[row]):
                 orders = proposal.orders
                 order = None if orders is None else orders[row if len(orders) > 1 else 0]
-                self._keep(copies, Candidate.of(self.model, placement, order))
+                self._keep(self._judge(Candidate.of(self.model, placement, order)))
 
     @property
     def limit(self) -> float:
         """The most seconds of a placement that is worth a look."""
         return self.best_seconds * (1 + SPREAD * self.tolerance)
 
-    def is_better(self, copies: int, seconds: float) -> bool:
-        """Returns whether no placement with as few copies is as fast."""
-        return copies not in self._kept or seconds < self._kept[copies].seconds
+    def is_better(self, complexity: int, seconds: float) -> bool:
+        """Returns whether no placement that is as complicated is as fast."""
+        return complexity not in self._kept or seconds < self._kept[complexity].seconds
 
     def add(self, candidate: Candidate) -> Judged:
         """Judges a candidate, and keeps it if it is on the front."""
-        copies = self.crossings.count_copies(candidate.placement)
+        judged = self._judge(candidate)
         if not candidate.overflow_bytes:
             self.best_seconds = min(self.best_seconds, candidate.seconds)
-            if candidate.seconds <= self.limit and self.is_better(copies, candidate.seconds):
-                return self._keep(copies, candidate)
-        return self._judge(copies, candidate)
-
-    def _keep(self, copies: int, candidate: Candidate) -> Judged:
-        self._kept[copies] = judged = self._judge(copies, candidate)
+            if candidate.seconds <= self.limit and self.is_better(judged.complexity, candidate.seconds):
+                self._keep(judged)
         return judged
 
-    def _judge(self, copies: int, candidate: Candidate) -> Judged:
-        return Judged(self.crossings.count_cuts(candidate.placement), copies, candidate)
+    def _complexity(self, placement: Ints) -> int:
+        copies, cuts = self.crossings.count(placement)
+        return copies * cuts
+
+    def _keep(self, judged: Judged) -> None:
+        self._kept[judged.complexity] = judged
+
+    def _judge(self, candidate: Candidate) -> Judged:
+        copies, cuts = self.crossings.count(candidate.placement)
+        return Judged(cuts, copies, candidate)
 
     def within(self, limit: float) -> list[Judged]:
-        """Returns the placements of the front that take at most this many seconds, fewest copies first."""
+        """Returns the placements of the front that take at most this many seconds, the simplest first."""
         found: list[Judged] = []
-        for copies in sorted(self._kept):
-            judged = self._kept[copies]
+        for complexity in sorted(self._kept):
+            judged = self._kept[complexity]
             if judged.seconds <= limit and (not found or judged.seconds < found[-1].seconds):
                 found.append(judged)
         return found
@@ -183,14 +199,15 @@ def simplify(
 
     It takes at most `front.tolerance` longer than the fastest placement that is known in the end.
     """
-    first = front.add(fastest)
+    first, begun = front.add(fastest), time.monotonic()
+    ends = [None if seconds is None else begun + share * seconds for share in (FIRST, WALKS, 1.0)]
     if first.copies:
-        _without_islands(front, first)
-        _walk(front, rng, None if seconds is None else time.monotonic() + seconds)
-    limit = min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
-    for judged in front.within(limit)[:FEW]:
-        _without_islands(front, judged)
-    limit = min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
+        partitions = move_partitions(front.model.problem)
+        _without_parts(front, first, partitions, ends[0])
+        _walk(front, rng, ends[1])
+        for judged in front.within(_limit(front, fastest))[:FEW]:
+            _without_parts(front, judged, partitions, ends[2])
+    limit = _limit(front, fastest)
     found = [_made_whole(front, judged, limit) for judged in front.within(limit)[:KEPT]] or [first]
     simple = _nearly_simplest(found)
     simple += [_in_program_order(front.model, judged) for judged in simple]
@@ -211,8 +228,13 @@ def simplify(
     return answer.candidate, gave
 
 
+def _limit(front: Front, fastest: Candidate) -> float:
+    """Returns the most seconds that the answer may take."""
+    return min(front.best_seconds, fastest.seconds) * (1 + front.tolerance)
+
+
 def _walk(front: Front, rng: np.random.Generator, deadline: float | None) -> None:
-    """Adds what walks find on which a copy has a price; the price rises while the step is within the tolerance.
+    """Adds what walks find on which cuts have a price; the price rises while the step is within the tolerance.
 
     The walks of a cycle begin at the front: at its simplest placement, its fastest, and between; in every second cycle only
     where the step is within the tolerance.
@@ -232,7 +254,7 @@ def _walk(front: Front, rng: np.random.Generator, deadline: float | None) -> Non
                 at = np.linspace(0, len(on_front) - 1, auto.chains).round().astype(int).tolist()
                 begin = [on_front[i] for i in at]
                 candidates = [judged.candidate for judged in begin]
-                prices = [front.tolerance * front.best_seconds * 3 / max(judged.copies, 10) for judged in begin]
+                prices = [front.tolerance * front.best_seconds * 3 / max(judged.cuts, 10) for judged in begin]
             heat = HOT * (COLD / HOT) ** (turn % CYCLE / CYCLE)
             pace = Pace(
                 trials=trials,
@@ -245,56 +267,91 @@ def _walk(front: Front, rng: np.random.Generator, deadline: float | None) -> Non
                 checks_memory=False,
                 price=0.0,
             )
-            candidates = list(pool.map(chains.trade, range(auto.chains), candidates, [pace] * auto.chains, prices))
+            shares = [front.crossings.prices(candidate.placement, ALIKE) for candidate in candidates]
+            candidates = list(pool.map(chains.trade, range(auto.chains), candidates, [pace] * auto.chains, prices, shares))
             chains.trials += 2 * pace.trials
             for chain, candidate in enumerate(candidates):
                 front.add(candidate)
                 prices[chain] *= STEEPER if candidate.seconds <= limit else 1 / STEEPER
 
 
-def _without_islands(front: Front, judged: Judged) -> None:
-    """Adds the placement with more and more of its islands gone, the cheapest first: seconds for each copy less.
+def _without_parts(front: Front, judged: Judged, partitions: list[Ints], deadline: float | None) -> None:
+    """Adds the placement with more and more of its parts elsewhere, first what costs the fewest seconds for what it gives.
 
-    An island is a connected set of groups on one device. It goes to a device of its neighbours; one that makes the step
-    longer than the tolerance allows stays.
+    A part that would make the step longer than the tolerance allows stays where it is.
     """
-    model, problem, crossings = front.model, front.model.problem, front.crossings
-    pairs = np.unique(np.stack([crossings.sources, crossings.targets]), axis=1)
+    model, crossings = front.model, front.crossings
     for _ in range(PASSES):
         placement, order = judged.candidate.placement, np.asarray(judged.candidate.order, np.int64)
-        here = placement[pairs]
-        same = here[0] == here[1]
-        island = connected_components(problem.num_groups, pairs[:, same].T.tolist())  # [groups]
-        edges = np.concatenate([pairs[:, ~same], pairs[::-1, ~same]], axis=1)
-        offers = np.unique(np.stack([island[edges[0]], placement[edges[1]]]), axis=1).T.tolist()  # (island, device)
-        sizes = np.bincount(island)
-        moves = []
-        for number, device in offers:
-            if sizes[number] <= problem.num_groups // 2:
-                groups = np.flatnonzero(island == number)
-                if problem.allowed[groups, device].all():
-                    moves.append((groups, device))
-        trials = np.tile(placement, (len(moves), 1))
-        for row, (groups, device) in enumerate(moves):
-            trials[row, groups] = device
-        fewer = np.array([judged.copies - crossings.count_copies(trial) for trial in trials], np.int64)
-        useful = np.flatnonzero(fewer > 0)[:MOST_ISLANDS]
-        if not len(useful):
+        moves = _moves(model.problem, crossings, partitions, placement)
+        moves = moves[: max(MOST_COUNTED // max(len(crossings.tensors), 1), 1)]
+        copies, cuts = crossings.count_moved(placement, moves).T
+        gains = np.log(judged.complexity + 1) - np.log(copies * cuts + 1)  # [moves]
+        useful = np.argsort(-gains, kind="stable")[: max(MOST_SIMULATED // model.problem.num_ops, 1)]
+        useful = useful[gains[useful] > 0]
+        if not len(useful) or (deadline is not None and time.monotonic() >= deadline):
             return
-        longer = model.simulate(trials[useful], order[None]).step_seconds - judged.seconds
-        is_better = False
-        for choice in np.argsort(longer / fewer[useful], kind="stable").tolist():
-            groups, device = moves[useful[choice]]
-            moved = judged.candidate.placement.copy()
-            moved[groups] = device
-            candidate = Candidate.of(model, moved, order)
-            if candidate.overflow_bytes or candidate.seconds > front.best_seconds * (1 + front.tolerance):
+        trials = np.stack([_moved(placement, moves[choice]) for choice in useful])
+        longer = model.simulate(trials, order[None]).step_seconds - judged.seconds
+        limit, is_better = front.best_seconds * (1 + front.tolerance), False
+        for choice in np.argsort(longer / gains[useful], kind="stable").tolist():
+            if longer[choice] > limit - judged.seconds:
                 continue
-            found = front.add(candidate)
-            if found.copies < judged.copies:
-                judged, is_better = found, True
+            moved = _moved(judged.candidate.placement, moves[useful[choice]])
+            copies, cuts = crossings.count(moved)
+            if copies * cuts >= judged.complexity:
+                continue
+            candidate = Candidate.of(model, moved, order)
+            if not candidate.overflow_bytes and candidate.seconds <= limit:
+                judged, is_better = front.add(candidate), True
+            if deadline is not None and time.monotonic() >= deadline:
+                return
         if not is_better:
             return
+        again = Candidate.of(model, judged.candidate.placement)  # in an order of its own
+        if not again.overflow_bytes and again.seconds < judged.seconds:
+            judged = front.add(again)
+
+
+class _Move(NamedTuple):
+    """Groups that go to a device."""
+
+    groups: Ints
+    device: int
+
+
+def _moved(placement: Ints, move: _Move) -> Ints:
+    moved = placement.copy()
+    moved[move.groups] = move.device
+    return moved
+
+
+def _moves(problem: Problem, crossings: Crossings, partitions: list[Ints], placement: Ints) -> list[_Move]:
+    """Returns the moves of parts to devices of their neighbours, each once: what a block has on a device, or all of it.
+
+    The blocks are islands, i.e. connected groups on one device, and those of the partitions. No part is larger than half.
+    """
+    num_groups, num_devices = problem.num_groups, problem.num_devices
+    pairs = np.unique(np.stack([crossings.sources, crossings.targets]), axis=1)
+    here = placement[pairs]
+    near = np.zeros((num_groups, num_devices), np.bool_)  # where its neighbours are
+    near[pairs[0], here[1]] = True
+    near[pairs[1], here[0]] = True
+    islands = connected_components(num_groups, pairs[:, here[0] == here[1]].T.tolist())
+    found: dict[tuple[bytes, int], _Move] = {}
+    for number, blocks in enumerate([islands, *partitions]):
+        parts = blocks * num_devices + placement
+        for labels in (parts,) if number == 0 else (parts, blocks):
+            by_label = np.argsort(labels, kind="stable")
+            for groups in np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1):
+                if len(groups) > num_groups // 2:
+                    continue
+                targets = near[groups].any(axis=0) & problem.allowed[groups].all(axis=0)
+                for device in np.flatnonzero(targets).tolist():
+                    move = _Move(groups[placement[groups] != device], device)
+                    if len(move.groups):
+                        found.setdefault((move.groups.tobytes(), device), move)
+    return list(found.values())
 
 
 def _made_whole(front: Front, judged: Judged, limit: float) -> Judged:
@@ -320,11 +377,9 @@ def _made_whole(front: Front, judged: Judged, limit: float) -> Judged:
 
 
 def _nearly_simplest(found: list[Judged]) -> list[Judged]:
-    """Returns the plans with nearly the fewest cuts and copies; both count, each relative to the fewest of any plan."""
-    fewest_cuts = max(min(judged.cuts for judged in found), 1)
-    fewest_copies = max(min(judged.copies for judged in found), 1)
-    scores = [judged.cuts / fewest_cuts + judged.copies / fewest_copies for judged in found]
-    return [judged for judged, score in zip(found, scores, strict=True) if score <= NEARLY * min(scores)]
+    """Returns the plans that are nearly as simple as the simplest."""
+    fewest = min(judged.complexity for judged in found)
+    return [judged for judged in found if judged.complexity <= NEARLY * fewest]
 
 
 def _in_program_order(model: Simulator, judged: Judged) -> Judged:

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from simulated import random_order, random_placements, random_step
 
 from placewise.core.problem import Problem
+from placewise.simulate.cuts import Crossings
+from placewise.simulate.flat_problem import copied_tensors
+from placewise.simulate.schedule import Schedule
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.auto import FINE
 from placewise.strategies.auto.candidates import Candidate
@@ -34,13 +37,21 @@ def random_candidate(seed: int) -> tuple[Simulator, Candidate, np.random.Generat
 @given(SEEDS, st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_a_walk_that_trades_time_for_copies_knows_both(seed: int, checks_memory: bool) -> None:
-    """What the compiled walk returns is the step's seconds, and the price of each copy that a whole pass counts."""
+    """What the compiled walk returns is the step's seconds, and the price of each copy that a whole pass makes."""
     model, candidate, rng = random_candidate(seed)
     walker = new_walker(model.flat, model.problem.num_groups)
     walker.random[0] = rng.integers(1, 2**63)
     walker.work.devices[:] = candidate.placement
     walker.order[:] = candidate.order
     price = float(rng.uniform(0.1, 3))
+    prices = rng.uniform(0.0, 2.0, len(walker.copy_prices))  # [copied tensors * devices]
+    walker.copy_prices[:] = prices
+    copied = copied_tensors(model.problem)
+
+    def paid(schedule: Schedule) -> float:
+        places = np.searchsorted(copied, schedule.copy_tensors) * model.problem.num_devices + schedule.timeline.copy_target
+        return price * float(prices[places].sum())
+
     cost, overflow = walk(
         model.flat,
         build_moves(model.problem, move_partitions(model.problem)),
@@ -49,16 +60,17 @@ def test_a_walk_that_trades_time_for_copies_knows_both(seed: int, checks_memory:
         pace(price)._replace(checks_memory=checks_memory, copy_price=price),
     )
     schedule = model.schedule(walker.best.astype(np.int64), walker.best_order.astype(np.int64))
-    assert cost == pytest.approx(schedule.step_seconds + price * len(schedule.copy_tensors), rel=1e-12)
-    copies = len(model.schedule(candidate.placement, candidate.order.astype(np.int64)).copy_tensors)
-    assert overflow or checks_memory or cost <= candidate.seconds + price * copies + 1e-9
+    assert cost == pytest.approx(schedule.step_seconds + paid(schedule), rel=1e-12)
+    start = model.schedule(candidate.placement, candidate.order.astype(np.int64))
+    assert overflow or checks_memory or cost <= candidate.seconds + paid(start) + 1e-9
 
 
 @given(SEEDS)
 @settings(max_examples=30, deadline=None)
 def test_what_fits_still_fits_after_a_trade(seed: int) -> None:
     model, candidate, rng = random_candidate(seed)
-    found = Chains(model, rng.integers(1, 2**63, 1)).trade(0, candidate, pace(1.0), 0.5)
+    prices = Crossings.of(model.problem).prices(candidate.placement, 0.5)
+    found = Chains(model, rng.integers(1, 2**63, 1)).trade(0, candidate, pace(1.0), 0.5, prices)
     assert not found.overflow_bytes or candidate.overflow_bytes
 
 

@@ -5,6 +5,7 @@ import statistics
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from placewise.experiments.bench import Benchmark, Findings, Rows, option
@@ -13,57 +14,90 @@ if TYPE_CHECKING:
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
 
-MODELS = ("cifar-cnn", "resnet", "inception-v3", "rnnlm", "nmt:layers=2", "gpt", "bert")
+PAGE = "docs/results/simple.md"
 
-CLUSTERS = ("2xK80", "4xV100-nvlink", "4090+3060")
+MODELS = (
+    "cifar-cnn", "resnet", "inception-v3", "rnnlm", "nmt:layers=2", "gpt:micro_batches=8", "bert",
+    *(f"placewise.experiments.outside_models:{name}" for name in ("wide_llama", "llama", "wide_bert", "t5", "mamba")),
+)  # fmt: skip
+
+CLUSTERS = ("2xK80", "4xK80", "4xV100-nvlink", "8xA100-nvlink", "4090+3060", "laptop")
+
+MANY = 5.0  # times fewer cuts
+
+WIDTH = 124  # of the page's text
 
 COLUMNS = ("model", "cluster", "fastest ms", "simple ms", "cost", "copies", "cuts", "devices", "if 10% off")
+
+ABOUT = """\
+# What simple plans cost
+    {command}
+
+writes this page. Each model is placed twice: `--simple 0` answers with the fastest plan that a search finds, and the
+default with the simplest one that takes at most 2% longer than the fastest plan of its own search
+([searching](../search.md)). So `cost` can be above 2%, or negative: searches that end by the clock differ. A **cut** is a
+pair of modules between which tensors are copied from one device to another. "If 10% off" is how far the 90th percentile of
+the step under 32 [disturbances](../simulator.md) is above the predicted step.
+
+"""
 
 
 @dataclass(frozen=True)
 class SimplePlans(Benchmark):
     """The fastest and the simple plan of each model on each machine: copies, cuts, devices, and times that are off."""
 
-    models: tuple[str, ...] = option("models", "zoo names, files or functions, or 'all' (default: the zoo)", default=MODELS)
-    clusters: tuple[str, ...] = option(
-        "list", f"presets or files, or 'all' (default: {','.join(CLUSTERS)})", default=CLUSTERS
-    )
+    models: tuple[str, ...] = option("models", "default: the zoo, and five models of transformers", default=MODELS)
+    clusters: tuple[str, ...] = option("list", f"presets or files (default: {','.join(CLUSTERS)})", default=CLUSTERS)
     seconds: float = option("seconds", "of each search", "S", default=10.0)
     seed: int = option("count", "of each search", default=0)
-    markdown: bool = option("flag", "print a Markdown table", default=False)
+    output: str | None = option(
+        "file", f"write the page of the docs ({PAGE}), also that of a run that is stopped", "PAGE.MD"
+    )
 
     def run(self) -> Findings:
         """Places every model on every machine twice: for the fastest plan, and for a simple one."""
-        from placewise import zoo
         from placewise.core.cluster import Cluster
         from placewise.core.problem import Problem
-        from placewise.machines.presets import PRESETS
+        from placewise.formats.files import write_bytes
         from placewise.models import load_graph
-        from placewise.report.markdown_tables import markdown_table
         from placewise.report.terminal_text import table
 
-        clusters = tuple(PRESETS) if self.clusters == ("all",) else self.clusters
-        for cluster in clusters:
-            Cluster.load(cluster)
+        clusters = {name: Cluster.load(name) for name in self.clusters}
         graphs = lru_cache(maxsize=1)(load_graph)
         rows: Rows = []
         is_complete = True
         try:
-            for model in tuple(zoo.MODELS) if self.models == ("all",) else self.models:
-                for cluster in clusters:
-                    rows.append(self._compare(Problem.of(graphs(model), Cluster.load(cluster)), model, cluster))
-                    _show(rows[-1])
+            for model in self.models:
+                for name, cluster in clusters.items():
+                    rows.append(self._compare(Problem.of(graphs(model), cluster), model, name))
+                    print(" ".join(_cells(rows[-1])), file=sys.stderr, flush=True)
+                    if self.output is not None:
+                        write_bytes(self.output, self._page(rows).encode())
         except KeyboardInterrupt:
             is_complete = False
         cells = [_cells(row) for row in rows]
-        text = "\n".join(markdown_table(list(COLUMNS), cells)) if self.markdown else table(list(COLUMNS), cells)
-        return Findings({self.name(): rows}, f"{text}\n\n{_summary(rows)}", is_complete=is_complete)
+        text = f"{table(list(COLUMNS), cells)}\n\n{_summary(rows)}"
+        return Findings({self.name(): rows}, text, is_complete=is_complete)
+
+    def _page(self, rows: Rows) -> str:
+        from placewise.report.markdown_tables import markdown_table
+
+        command = ["placewise bench simple", *(self.models if self.models != MODELS else ())]
+        if self.clusters != CLUSTERS:
+            command.append(f"--clusters {','.join(self.clusters)}")
+        command += [f"--seconds {self.seconds:g}", *([f"--seed {self.seed}"] if self.seed else []), f"-o {PAGE}"]
+        about = ABOUT.format(command=" ".join(command))
+        return (
+            f"{about}{fill(_summary(rows), WIDTH)}.\n\n"
+            + "\n".join(markdown_table(COLUMNS, [_cells(row) for row in rows]))
+            + "\n"
+        )
 
     def _compare(self, problem: "Problem", model: str, cluster: str) -> dict[str, Any]:
         from placewise.core.errors import NothingFits
         from placewise.search.planner import place
 
-        row: dict[str, Any] = {"model": model, "cluster": cluster, "ops": problem.num_ops}
+        row: dict[str, Any] = {"model": model.rpartition(":")[2] if "outside_models" in model else model, "cluster": cluster}
         for name, simple in (("fastest", 0.0), ("simple", None)):
             try:
                 plan = place(problem.graph, problem.cluster, seconds=self.seconds, seed=self.seed, simple=simple)
@@ -116,26 +150,20 @@ def _summary(rows: Rows) -> str:
     rows = [row for row in rows if "simple" in row]
     split = [row for row in rows if row["fastest"]["cuts"]]
     if not split:
-        return "no plan uses more than one device"
+        return "No plan uses more than one device"
 
-    def fewer(name: str) -> float:
-        return statistics.median(
-            row["fastest"][name] / row["simple"][name] if row["simple"][name] else math.inf for row in split
-        )
+    def fewer(name: str) -> list[float]:
+        return [row["fastest"][name] / row["simple"][name] if row["simple"][name] else math.inf for row in split]
 
     cost = statistics.median(row["simple"]["step_seconds"] / row["fastest"]["step_seconds"] - 1 for row in split)
-    nearer = [statistics.median(_above(row[name]) for row in split) for name in ("fastest", "simple")]
-    ratios = [f"{ratio:.3g} times fewer {name}" if math.isfinite(ratio) else f"no {name}" for name, ratio in (
-        ("cuts", fewer("cuts")), ("copies", fewer("copies")),
-    )]  # fmt: skip
-    return (
-        f"{len(split)} of {len(rows)} fastest plans use several devices; in the median the simple one has "
-        f"{' and '.join(ratios)}, and takes {cost:+.1%}; if times are off by 10%, the 90th percentile is "
-        f"{nearer[0]:.1%} above the predicted step for the fastest, {nearer[1]:.1%} for the simple one"
+    above = [statistics.median(_above(row[name]) for row in split) for name in ("fastest", "simple")]
+    ratios = " and ".join(
+        f"{ratio:.3g} times fewer {name}" if math.isfinite(ratio := statistics.median(fewer(name))) else f"no {name}"
+        for name in ("cuts", "copies")
     )
-
-
-def _show(row: dict[str, Any]) -> None:
-    """Shows a row on a terminal."""
-    if sys.stderr.isatty():
-        print(" ".join(_cells(row)), file=sys.stderr)
+    many = sum(ratio >= MANY for ratio in fewer("cuts"))
+    return (
+        f"{len(split)} of {len(rows)} fastest plans use several devices. In the median the simple one has {ratios}, and "
+        f"takes {cost:+.1%}; {many} have at least {MANY:g} times fewer cuts. If times are off by 10%, the 90th percentile "
+        f"is {above[0]:.1%} above the predicted step for the fastest plan, {above[1]:.1%} for the simple one, in the median"
+    )

@@ -41,11 +41,13 @@ class Chains:
             found = self._walk(chain, candidate, heated._replace(checks_memory=True, first=pace.first + pace.trials))
         return best_of([candidate, found])
 
-    def trade(self, chain: int, candidate: Candidate, pace: Pace, copy_price: float) -> Candidate:
-        """Returns the best candidate of a walk on which a copy costs this many seconds besides its time.
+    def trade(self, chain: int, candidate: Candidate, pace: Pace, copy_price: float, copy_prices: Floats) -> Candidate:
+        """Returns the best candidate of a walk on which a copy costs seconds besides its time.
 
-        The pace's temperatures are relative to the price. The best may be slower than the start, if it has fewer copies.
+        It costs `copy_price` times its entry in `copy_prices` [copied tensors, devices]. The pace's temperatures are
+        relative to the price. The best may be slower than the start, if its copies cost less.
         """
+        self._walkers[chain].copy_prices[:] = copy_prices.reshape(-1)
         checks = candidate.fullness >= ROOMY
         price = self._heated(chain, candidate, pace).price
         heated = pace._replace(hot=pace.hot * copy_price, cold=pace.cold * copy_price, price=price, copy_price=copy_price)

@@ -78,6 +78,7 @@ class Walker(NamedTuple):
     whole: Workspace  # for whole passes, which count memory
     memory: MemoryWorkspace
     peak: Ints  # [devices]
+    copy_prices: Floats  # [places], what each copy costs besides its time, in units of the pace's price
     best: Any  # [groups], the best placement of the walk
     best_order: Int32s  # [ops]
 
@@ -94,7 +95,7 @@ class Pace(NamedTuple):
     focus: float  # share of moves that are drawn where there is little slack
     checks_memory: bool
     price: float  # seconds that a byte over a device's memory costs, if memory is checked
-    copy_price: float = 0.0  # seconds that a copy costs besides its time
+    copy_price: float = 0.0  # seconds; the walker says how many times it each copy costs
 
 
 def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
@@ -124,6 +125,7 @@ def new_walker(flat: FlatProblem, num_groups: int) -> Walker:
         whole=new_workspace(flat, num_groups),
         memory=new_memory_workspace(flat),
         peak=np.zeros(flat.num_devices, np.int64),
+        copy_prices=np.ones(places),
         best=np.zeros(num_groups, np.int16),
         best_order=np.zeros(num_ops, np.int32),
     )
@@ -138,15 +140,15 @@ def _new_snapshots(flat: FlatProblem) -> Snapshots:
 def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: Pace) -> tuple[float, int]:
     """Walks from the placement in `work.devices` and the order in `order`; returns the best's cost and overflow bytes.
 
-    The cost is the step's seconds and the price of its copies. The best has the least overflow and then the least cost;
+    The cost is the step's seconds and the prices of its copies. The best has the least overflow and then the least cost;
     the walk leaves it in `best` and `best_order`. `early` [ops] is minus the least time from each op's end to the step's.
     """
     order, work, trail = walker.order, walker.work, walker.trail
     num_ops, devices = len(order), walker.work.devices
     current = _start(flat, walker)
     overflow = _overflow(flat, walker) if pace.checks_memory else 0
-    copies = trail.num_launched[0]
-    best_cost, best_overflow, stale = current + pace.copy_price * copies, overflow, 0
+    paid = _price_from(walker, 0) if pace.copy_price > 0 else 0.0  # for all copies, in units of the price
+    best_cost, best_overflow, stale = current + pace.copy_price * paid, overflow, 0
     _keep(walker)
     for i in range(pace.trials):
         temperature = pace.hot * (pace.cold / pace.hot) ** (i / pace.trials)
@@ -155,10 +157,10 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
         if first == num_ops:
             continue
         limit = current + pace.price * overflow - temperature * np.log(unit(walker.random))
-        start, kept = first // STRIDE * STRIDE, 0
+        start, later = first // STRIDE * STRIDE, 0.0
         if pace.copy_price > 0:
-            kept = _copies_before(trail, start)
-            limit += pace.copy_price * (copies - kept)
+            later = _price_from(walker, start)
+            limit += pace.copy_price * later
         is_small = (size if size else last - first) <= SMALL
         if is_small:
             _excuse(moves, walker, size, first, last, FAR)
@@ -166,18 +168,21 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
             _excuse(moves, walker, size, first, last, -FAR)
         else:
             seconds, num_copies = _try(flat, walker, start, Cutoff(early, limit))
-        is_taken, new_overflow = seconds + pace.copy_price * num_copies <= limit, 0
+        if pace.copy_price > 0:
+            later = _price_of_trial(walker, num_copies)
+        is_taken, new_overflow = seconds + pace.copy_price * later <= limit, 0
         if is_taken and pace.checks_memory:
             new_overflow = _overflow(flat, walker)
-            is_taken = seconds + pace.copy_price * num_copies + pace.price * new_overflow <= limit
+            is_taken = seconds + pace.copy_price * later + pace.price * new_overflow <= limit
         if is_taken:
             _adopt(walker, start, num_copies)
             stale += 1
             if stale == STALE or seconds < current:
                 _find_latest(flat, order, devices, seconds, trail)
                 stale = 0
-            current, overflow, copies = seconds, new_overflow, trail.num_launched[0]
-            cost = current + pace.copy_price * copies
+            current, overflow = seconds, new_overflow
+            paid = _price_from(walker, 0) if pace.copy_price > 0 else 0.0
+            cost = current + pace.copy_price * paid
             if overflow < best_overflow or (overflow == best_overflow and cost < best_cost):
                 best_cost, best_overflow = cost, overflow
                 _keep(walker)
@@ -193,12 +198,23 @@ def walk(flat: FlatProblem, moves: Moves, early: Floats, walker: Walker, pace: P
 
 
 @borrowing
-def _copies_before(trail: Trail, start: int) -> int:
-    """Returns how many copies of the trail are launched before a position."""
+def _price_from(walker: Walker, start: int) -> float:
+    """Returns what the trail's copies cost that are launched at a position or later, in units of the price."""
+    trail, price = walker.trail, 0.0
     count = trail.num_launched[0]
     while count > 0 and trail.launch_at[trail.launched[count - 1]] >= start:
         count -= 1
-    return count  # type: ignore[no-any-return]
+        price += walker.copy_prices[trail.launched[count]]
+    return price
+
+
+@borrowing
+def _price_of_trial(walker: Walker, num_copies: int) -> float:
+    """Returns what the copies cost that the last trial has launched, in units of the price."""
+    price = 0.0
+    for c in range(num_copies):
+        price += walker.copy_prices[walker.work.launched[c]]
+    return price
 
 
 @kernel
