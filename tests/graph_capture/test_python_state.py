@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from compiled_steps import assert_runs_like_eager, compiled
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import placewise as pw
 from placewise.core.errors import CaptureError, ExecutionError
@@ -234,3 +235,157 @@ def test_a_cache_of_tensors_that_are_the_same_in_every_step_is_fine() -> None:
         return model, torch.optim.SGD(model.parameters(), 0.1)
 
     assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(3)])
+
+
+# --- conditions that only raise errors ---
+
+
+def raising(module: Model, y: Tensor) -> Tensor:
+    """Returns the tensor if the checks of distributions and of the model itself pass."""
+    if torch.any(y > 90):
+        raise ValueError("too large")
+    if module.calls == 0 and not (y.abs() < 90).all():
+        raise ValueError("too large")
+    assert (y > -90).all(), "too small"
+    assert module.calls == 0 and bool((y > -90).all())  # noqa: PT018
+    torch._check_tensor_all(y < 90)  # type: ignore[no-untyped-call]
+    return torch.distributions.Normal(y, 1.0).mean
+
+
+def test_conditions_that_only_raise_errors_are_checked_in_every_step() -> None:
+    model, step = captured(raising)
+    train_step = compiled(step)
+    inputs, target = torch.randn(6, 4), torch.randn(6, 4)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ExecutionError, match=r"the model's own check fails: .*\((test_python_state|__init__).py:\d+\)"):
+        train_step((inputs + 1e4, target))
+    assert all(map(torch.equal, model.parameters(), before))
+    train_step((inputs, target))
+    assert not any(map(torch.equal, model.parameters(), before))
+
+
+def test_each_condition_is_the_one_that_its_statement_decides_by() -> None:
+    """Of two parts, `or` needs both, `and` raises by the second only, because the first is not a tensor's."""
+
+    def function(module: Model, y: Tensor) -> Tensor:
+        if y.max() > 90 or y.min() < -90:
+            raise ValueError
+        if not (module.layer.weight.shape[0] != 4 or y.isnan().logical_not().all()):
+            raise ValueError
+        return y
+
+    _, step = captured(function)
+    assert [check.outcome for check in step.program.checks] == [False, False, True]
+    assert [check.text.partition(": ")[2][:9] for check in step.program.checks[:2]] == ["if y.max("] * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda module, y: y if (y > 0).all() else -y,
+        lambda module, y: leaving(y),
+        lambda module, y: both(y),
+        lambda module, y: silent(y),
+    ],
+)
+def test_conditions_that_decide_more_are_refused(function: Any) -> None:
+    with pytest.raises(CaptureError, match=r"a condition \(bool\) needs the value of a tensor"):
+        captured(function)
+
+
+def leaving(y: Tensor) -> Tensor:
+    if (y > 0).all():
+        if y.shape[0] == 6:
+            return y * 2
+        raise ValueError
+    return y
+
+
+def both(y: Tensor) -> Tensor:
+    """Raises by two tensors together: which of them does not is not known."""
+    if (y > 0).all() and (y < 1).all():
+        raise ValueError
+    return y
+
+
+def silent(y: Tensor) -> Tensor:
+    if (y > 0).all():
+        y = y + 1
+    return y
+
+
+# --- sizes ---
+
+
+def test_rows_repeated_as_often_as_constants_say() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        def function(module: Model, y: Tensor) -> Any:
+            counts = torch.tensor([1, 2, 0, 3, 0, 0])
+            mask = torch.tensor([True, False, True, True, True, True])
+            return y.repeat_interleave(counts, 0) + y.masked_select(mask[:, None]).view(5, 4).sum(0)
+
+        model = Model(function)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)])
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("wrap", [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm])
+def test_weights_that_hooks_compute(wrap: Any) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Model(lambda module, y: y)
+        model.layer = wrap(model.layer)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)])
+
+
+def test_a_pruned_layer() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Model(lambda module, y: y)
+        prune.l1_unstructured(model.layer, "weight", 0.5)  # type: ignore[no-untyped-call]
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)])
+
+
+def test_computed_weights_that_are_not_computed_again_are_refused() -> None:
+    model: Any = Model(lambda module, y: y * vars(module)["scale"])
+    model.scale = model.layer.weight.sum()
+    with pytest.raises(CaptureError, match="reads its attribute 'scale', which an earlier step has set"):
+        pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))
+
+
+# --- what is not recorded has its name ---
+
+
+class Scripted(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2
+
+
+def packed(module: Model, y: Tensor) -> Any:
+    return torch.nn.utils.rnn.pack_padded_sequence(y[:, :, None], torch.tensor([4] * 6), batch_first=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (packed, "packed sequences can't be recorded"),
+        (lambda module, y: torch.nested.nested_tensor([y[0], y[1]]), "nested tensors can't be recorded"),
+        (lambda module, y: torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,)), "call a function of yours"),
+    ],
+)
+def test_what_can_not_be_recorded_has_its_name(function: Any, match: str) -> None:
+    with pytest.raises(CaptureError, match=match):
+        captured(function)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_modules_of_torch_jit_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(Scripted()))
+    with pytest.raises(CaptureError, match=r"^1 is a module of torch\.jit"):
+        pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))

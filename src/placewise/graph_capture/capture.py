@@ -331,7 +331,10 @@ def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recor
             continue
         recorder.path = name.rpartition(".")[0]
         if value is None or value.size() != buffer.size() or value.dtype != buffer.dtype:
-            raise CaptureError(f"the step replaces the buffer {name!r} by None or by a tensor of another shape or dtype")
+            raise CaptureError(
+                f"the step replaces the buffer {name!r} by None or by a tensor of another shape or dtype: if only the first "
+                "one does, run the model once in eager code before"
+            )
         with torch.no_grad(), MetaMode(recorder), recorder:
             buffer.copy_(value)
 
@@ -357,6 +360,8 @@ def _refuse_lost_state(
     What is made only once and is the same in every step is fine: a cache, or a generator that the step seeds itself. So the
     forward pass runs a second time, without being recorded.
     """
+    for name in first.reads_left:
+        raise _reads_left(name)
     changed = attributes.changed()
     if not changed and not generators.changed():
         return
@@ -377,16 +382,20 @@ def _refuse_lost_state(
     changed_again = {str(attribute): attribute for attribute in attributes.changed()}
     for name in recorder.reads_left:
         if name in changed_again or not all(map(first.is_same_in_every_step, kept[name])):
-            raise CaptureError(
-                f"the model reads its attribute {name!r}, which an earlier step has set, and a recorded step can't follow "
-                "that: make it a buffer (register_buffer)"
-            )
+            raise _reads_left(name)
     for name, attribute in changed_again.items():
         if not has_tensors(attribute):
             raise CaptureError(
                 f"the model changes its attribute {name!r} in every step, which a recorded step can't follow: "
                 "make it a buffer, or change it between steps"
             )
+
+
+def _reads_left(name: str) -> CaptureError:
+    return CaptureError(
+        f"the model reads its attribute {name!r}, which an earlier step has set, and a recorded step can't follow that: "
+        "make it a buffer (register_buffer)"
+    )
 
 
 def _tensor_of(leaf: Leaf) -> Tensor:
@@ -410,10 +419,17 @@ def _warn_of_lost_numbers(recorder: Recorder, returned: Returned) -> None:
 # --- where in the model, and where in the user's code ---
 
 
+NOT_RECORDED = {  # what torch says of something that is not recorded -> what it is
+    "HigherOrderOperator": "functions of torch that call a function of yours (cond, while_loop, scan) can't be recorded",
+    "NestedTensorImpl": "nested tensors can't be recorded: pad them",
+    "'lengths' argument should be": "packed sequences can't be recorded: pass padded ones",
+}
+
+
 def _located(problem: Exception, recorder: Recorder) -> CaptureError:
     """Returns the error of a step that can't be recorded, with the line of the user's code."""
-    text = str(problem)
-    if not isinstance(problem, CaptureError):
+    text = next((known + recorder.where() for sign, known in NOT_RECORDED.items() if sign in str(problem)), str(problem))
+    if not isinstance(problem, CaptureError) and text == str(problem):
         text = f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem)}{recorder.where()}"
     line = user_frame(problem)
     return CaptureError(f"{text} ({line})" if line else text)
@@ -444,5 +460,10 @@ def _track_modules(model: Any, recorder: Recorder, prefix: str = "") -> None:
         recorder.path = stack.pop()
 
     for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} is a module of torch.jit ({type(module).__name__}), whose ops can't be recorded: "
+                "pass the Python module that it was made from"
+            )
         module.register_forward_pre_hook(enter(".".join(filter(None, (prefix, name)))), prepend=True)
         module.register_forward_hook(leave)

@@ -36,7 +36,11 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
             recorder.originals[tensor.untyped_storage()._cdata] = name
     if step.optimizer is not None and not all(id(p) in memo for g in step.optimizer.param_groups for p in g["params"]):
         raise CaptureError("the optimizer has a parameter that is not in the model")
-    for module in step.model.modules():
+    for name, module in step.model.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:  # weight_norm and prune leave what they have computed
+                memo[id(value)] = meta_like(value)
+                recorder.left[memo[id(value)].untyped_storage()._cdata] = f"{name}.{key}" if name else key
         scripts = [value for value in vars(module).values() if isinstance(value, torch.jit.ScriptFunction)]
         memo |= {id(script): script for script in scripts}  # which can't be copied
     try:

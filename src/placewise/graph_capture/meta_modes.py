@@ -30,12 +30,12 @@ VALUE_READERS = {
 }
 
 CONVERSIONS: dict[Any, Any] = {  # readers -> how their result comes from the one of tolist()
-    Tensor.item: lambda value: value,
+    Tensor.item: lambda value: _only(value),
     Tensor.tolist: lambda value: value,
-    Tensor.__bool__: bool,
-    Tensor.__int__: int,
-    Tensor.__float__: float,
-    Tensor.__index__: operator.index,
+    Tensor.__bool__: lambda value: bool(_only(value)),
+    Tensor.__int__: lambda value: int(_only(value)),
+    Tensor.__float__: lambda value: float(_only(value)),
+    Tensor.__index__: lambda value: operator.index(_only(value)),
 }
 
 FROM_DATA = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -57,6 +57,8 @@ HANDLERS = {  # functions of torch that MetaMode replaces -> the method that doe
     Tensor.to: "_convert",
     torch.masked_select: "_select",
     Tensor.masked_select: "_select",
+    torch.repeat_interleave: "_repeat",
+    Tensor.repeat_interleave: "_repeat",
     torch.histc: "_count",
     Tensor.histc: "_count",
     Tensor.__getitem__: "_index",
@@ -130,6 +132,9 @@ class MetaMode(TorchFunctionMode):
             return known
         if func in CONVERSIONS and (early := self.recorder.early_value(tensor, VALUE_READERS[func])) is not None:
             return CONVERSIONS[func](early)
+        is_condition = func is Tensor.__bool__ or tensor.dtype is torch.bool
+        if is_condition and (passing := self.recorder.passing_value(tensor)) is not None:
+            return passing
         if func is Tensor.item and tensor.is_floating_point():
             late = self.track_scalars
             return self.recorder.late_number(tensor) if late else self.recorder.step_number(tensor, VALUE_READERS[func])
@@ -202,8 +207,17 @@ class MetaMode(TorchFunctionMode):
 
     def _select(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Selects by a mask that is known before the step runs as an index does."""
-        if not kwargs and args[0].shape == args[1].shape and self._is_early_mask(args[1]):
-            return self._index(Tensor.__getitem__, args, {})
+        if not kwargs and self._is_early_mask(args[1]):
+            return self._index(Tensor.__getitem__, torch.broadcast_tensors(*args), {})  # type: ignore[no-untyped-call]
+        return self._call(func, args, kwargs)
+
+    def _repeat(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Repeats rows as often as a tensor says that is known before the step runs; their number must stay."""
+        repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
+        if isinstance(repeats, Tensor) and repeats.is_meta and repeats.dim() and kwargs.get("output_size") is None:
+            rows = 0 if repeats is args[0] else args[0].shape[kwargs.get("dim", args[2] if len(args) > 2 else 0) or 0]
+            total = repeats.expand(rows).sum() if len(repeats) == 1 and rows else repeats.sum()
+            kwargs = {**kwargs, "output_size": self.recorder.early_value(total, "repeat_interleave")}
         return self._call(func, args, kwargs)
 
     def _set_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -246,6 +260,13 @@ class MetaStateMode(TorchFunctionMode):
             if isinstance(kwargs.get(key), Tensor) and kwargs[key].is_meta:
                 kwargs = {**kwargs, key: 1.0}
         return func(*args, **kwargs)
+
+
+def _only(value: Any) -> Any:
+    """Returns the number in nested lists of one entry."""
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value
 
 
 def _all_numbers(index: list[Any]) -> bool:

@@ -41,6 +41,16 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     return x.new_empty(minlength, dtype=torch.int64 if weights is None else weights.dtype)
 
 
+def _like(position: int, count: int = 1) -> Callable[..., Any]:
+    """Returns the kernel of an op whose results are like one of its inputs, where PyTorch has none; the second is a mask."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        first = torch.empty_like(args[position])
+        return first if count == 1 else (first, torch.empty_like(first, dtype=torch.bool))
+
+    return kernel
+
+
 def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
     """Returns the kernel of an op whose result is laid out like one of its inputs, where PyTorch's says otherwise."""
 
@@ -62,12 +72,18 @@ def _first_in_format_of(op: Any, position: int) -> Callable[..., tuple[Tensor | 
 
 
 OVERRIDES: dict[Any, Callable[..., Any]] = {
+    aten._dirichlet_grad.default: _like(0),
+    aten._sample_dirichlet.default: _like(0),
+    aten._standard_gamma_grad.default: _like(0),
     aten.bincount.default: _bincount,
     aten.convolution.default: _convolution,
+    aten.fake_quantize_per_channel_affine_cachemask.default: _like(0, count=2),
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _like(0, count=2),
     aten.hardtanh_backward.default: _in_format_of_input(aten.hardtanh_backward.default),
     aten.hardswish_backward.default: _in_format_of_input(aten.hardswish_backward.default),
     aten._batch_norm_with_update.default: _first_in_format_of(aten._batch_norm_with_update.default, 0),
     aten.batch_norm_backward.default: _first_in_format_of(aten.batch_norm_backward.default, 1),
+    aten.multi_margin_loss_backward.default: _like(1),
     aten.native_batch_norm.default: _first_in_format_of(aten.native_batch_norm.default, 0),
     aten.native_batch_norm_backward.default: _first_in_format_of(aten.native_batch_norm_backward.default, 1),
     aten.native_group_norm.default: _first_in_format_of(aten.native_group_norm.default, 0),

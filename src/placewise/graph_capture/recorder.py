@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.early_values import EarlyValue, compute_early, find_early
+from placewise.graph_capture.error_guards import find_error_guard
 from placewise.graph_capture.graph_builder import BACKWARD, FORWARD, UPDATE, GraphBuilder
 from placewise.graph_capture.host_scalars import HostScalar
 from placewise.graph_capture.known_values import KnownValues
@@ -144,6 +145,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.program.checks.append(Check(self._input(tensor).slot, bool(known.lowest), known.unless + self.where()))
         return known.lowest
 
+    def passing_value(self, tensor: Tensor) -> bool | None:
+        """Returns the value with which a condition raises no error, and every step checks it; None if more depends on it."""
+        guard = find_error_guard() if self.phase == FORWARD else None
+        if guard is None or self.maker(tensor) < 0 or self.graph.alias_of[self.tensor_of(tensor)] >= 0:
+            return None
+        text = f"the model's own check fails: {guard.text}{self.where()}"
+        self.program.checks.append(Check(self._input(tensor).slot, guard.outcome, text))
+        return guard.outcome
+
     def early_value(self, tensor: Tensor, what: str) -> Any:
         """Returns the value of a tensor that is known before the step runs, as Python has it; None if it is not known.
 
@@ -179,7 +189,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _with_early_sizes(self, func: Any, facts: OpFacts, args: Any, kwargs: Any) -> Tensor | None:
         """Returns the result of an op whose sizes depend on data that is known before the step runs; they must stay."""
         tensors = [tensor for tensor in args if isinstance(tensor, Tensor)]
-        if torch.Tag.dynamic_output_shape not in func.tags:
+        if torch.Tag.dynamic_output_shape not in func.tags or len(func._schema.returns) != 1:
             return None
         early = [self._find_early(self._input(tensor).slot) for tensor in tensors]
         if not early or None in early:
@@ -350,6 +360,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if facts.name == "_local_scalar_dense":
             if (value := self.early_value(args[0], "a number or a condition")) is not None:
                 return value
+            if args[0].dtype is torch.bool and (passing := self.passing_value(args[0])) is not None:
+                return passing
             raise self.needs_value("a number or a condition")
         try:
             return self.kernels.run(func, facts, args, kwargs)
@@ -357,7 +369,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (out := self._with_early_sizes(func, facts, args, kwargs)) is not None:
                 return out
             if "sparse" in facts.name:
-                raise CaptureError(f"{facts.kind}: sparse gradients can't be recorded{self.where()}") from None
+                raise CaptureError(f"{facts.kind}: sparse tensors and gradients can't be recorded{self.where()}") from None
+            if facts.name == "_to_copy" and kwargs.get("device") is not None:
+                raise CaptureError(
+                    f"the step moves a tensor to {kwargs['device']} while it saves or restores it (save_on_cpu), which "
+                    f"can't be recorded: the plan decides where tensors are{self.where()}"
+                ) from None
             raise CaptureError(
                 f"{facts.kind} can't run on the meta device: the size of its output depends on data (a mask as an "
                 f"index, nonzero, unique), or torch has no meta kernel for it{self.where()}"
