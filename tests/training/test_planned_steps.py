@@ -189,3 +189,26 @@ def test_wrong_settings_are_refused(option: dict[str, Any], rule: str) -> None:
     model = Words()
     with pytest.raises(InputError, match=rule):
         steps_for(model, adam(model), [], **option)
+
+
+def test_a_last_batch_that_can_not_be_split_evenly_has_fewer_micro_batches() -> None:
+    """22 rows are two parts of 11, and 5 rows are one; the gradient is that of the mean over the rows."""
+    model, lines = nn.Linear(4, 3), list[str]()
+    eager = copy.deepcopy(model)
+    train_step = steps_for(model, torch.optim.SGD(model.parameters(), 0.1), lines, micro_batches=4)
+    optimizer = torch.optim.SGD(eager.parameters(), 0.1)
+    for rows in (16, 22, 5):
+        inputs, target = torch.randn(rows, 4), torch.randint(3, (rows,))
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(eager(inputs), target)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        torch.testing.assert_close(train_step((inputs, target)), loss.detach())
+        torch.testing.assert_close(model.weight, eager.weight)
+    assert [line.partition(" in ")[2].partition(":")[0] for line in lines[1:]] == [
+        "2 instead of 4 micro-batches",
+        "1 instead of 4 micro-batches",
+    ]
+    assert "instead" not in lines[0]
+    with pytest.raises(InputError, match="can't be split into 4 micro-batches"):
+        steps_for(eager, optimizer, lines, micro_batches=4)((torch.randn(5, 4), torch.randint(3, (5,))))

@@ -430,7 +430,9 @@ def _located(problem: Exception, recorder: Recorder) -> CaptureError:
     """Returns the error of a step that can't be recorded, with the line of the user's code."""
     text = next((known + recorder.where() for sign, known in NOT_RECORDED.items() if sign in str(problem)), str(problem))
     if not isinstance(problem, CaptureError) and text == str(problem):
-        text = f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem)}{recorder.where()}"
+        text = (
+            f"the step fails on the meta device: {type(problem).__name__}: {one_line(problem).rstrip('.')}{recorder.where()}"
+        )
     line = user_frame(problem)
     return CaptureError(f"{text} ({line})" if line else text)
 

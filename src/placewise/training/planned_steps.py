@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError, InputError, OtherBranch, StepChanged
@@ -61,8 +62,9 @@ def train_step(
 
     The first batch of each structure and shape is captured, placed on the cluster ("here" is this machine) and compiled;
     `seconds` is for the search of the first plan, later ones start from it and take about a second. `max_plans` limits
-    their number. A line for each plan goes to `report`, by default to standard error. The other arguments are those of
-    `pw.capture` and `Plan.compile`.
+    their number. A later batch whose rows can't be split into `micro_batches` equal parts is split into fewer. A line for
+    each plan goes to `report`, by default to standard error. The other arguments are those of `pw.capture` and
+    `Plan.compile`.
     """
     options = TrainingStep(
         model,
@@ -177,6 +179,8 @@ class PlannedSteps:
                 f"or raise max_plans, which is {self.max_plans}"
             )
         began = perf_counter()
+        if self._plans:
+            options = replace(options, micro_batches=_parts(batch, options.micro_batches))
         captured = capture_step(options)
         plan = self._search(captured, key)
         step = compile_plan(plan, captured, self.cluster, **self._compiling)
@@ -185,7 +189,10 @@ class PlannedSteps:
         predicted = f"{(plan.step_seconds or 0) * 1e3:.3g} ms a step predicted on {', '.join(used)}"
         spent = f"captured and placed in {perf_counter() - began:.1f} s"
         number = list(self._plans).index(key) + 1
-        self._report(f"placewise: plan {number} for {describe_batch(batch)}: {predicted}; {spent}")
+        parts = self._options.micro_batches
+        is_fewer = options.optimizer is not None and options.micro_batches < parts
+        fewer = f" in {options.micro_batches} instead of {parts} micro-batches" if is_fewer else ""
+        self._report(f"placewise: plan {number} for {describe_batch(batch)}{fewer}: {predicted}; {spent}")
         return step
 
     def _search(self, captured: CapturedStep, key: Hashable) -> Plan:
@@ -202,6 +209,12 @@ class PlannedSteps:
             request = replace(request, budget=_budget(min(self._seconds, NEXT_SECONDS), NEXT_PATIENCE))
         planner = Planner(problem, request, strategy=strategy)
         return planner.plan(planner.search())
+
+
+def _parts(batch: Any, most: int) -> int:
+    """Returns into how many equal parts all tensors of a batch can be split along their rows."""
+    rows = [leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()]
+    return next(count for count in range(most, 0, -1) if not any(number % count for number in rows))
 
 
 def _budget(seconds: float, patience: int) -> Budget:
