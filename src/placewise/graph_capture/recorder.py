@@ -369,7 +369,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if (out := self._with_early_sizes(func, facts, args, kwargs)) is not None:
                 return out
             if "sparse" in facts.name:
-                raise CaptureError(f"{facts.kind}: sparse tensors and sparse gradients can't be recorded{self.where()}") from None
+                raise CaptureError(
+                    f"{facts.kind}: sparse tensors and sparse gradients can't be recorded{self.where()}"
+                ) from None
             if facts.name == "_to_copy" and kwargs.get("device") is not None:
                 raise CaptureError(
                     f"the step moves a tensor to {kwargs['device']} while it saves or restores it (save_on_cpu), which "
