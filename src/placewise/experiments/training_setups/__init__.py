@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("torch", "transformers", "timm", "torchvision", "diffusers", "peft")
 
+MODULES = ("torch_setups", "torch_loops", *(f"{library}_setups" for library in LIBRARIES[1:]))
+
 
 @cache
 def all_setups() -> "dict[str, Setup]":
     """Returns all setups by name, library by library."""
     found: dict[str, Setup] = {}
-    for library in LIBRARIES:
-        for setup in import_module(f"{__name__}.{library}_setups").SETUPS:
+    for module in MODULES:
+        for setup in import_module(f"{__name__}.{module}").SETUPS:
             assert setup.name not in found, setup.name
             found[setup.name] = setup
     return found

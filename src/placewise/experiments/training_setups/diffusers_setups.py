@@ -156,6 +156,51 @@ def _setup(
     return Setup(name, "diffusers", model, optimizer, build, StepOptions(**options), extras=", ".join(filter(None, words)))
 
 
+class Controlled(nn.Module):
+    """A ControlNet that is trained to steer a frozen network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet: Any = _library().UNet2DConditionModel(**UNET, **CROSS).requires_grad_(False)
+        self.control: Any = _library().ControlNetModel.from_unet(self.unet, conditioning_embedding_out_channels=(8, 8))
+
+    def forward(self, noisy: Tensor, times: Tensor, text: Tensor, condition: Tensor) -> Tensor:
+        given = {"encoder_hidden_states": text}
+        down, mid = self.control(noisy, times, **given, controlnet_cond=condition, return_dict=False)
+        steered = {"down_block_additional_residuals": down, "mid_block_additional_residual": mid}
+        return F.mse_loss(self.unet(noisy, times, **given, **steered).sample, torch.ones_like(noisy))
+
+
+class Noisy(nn.Module):
+    """The whole recipe of a diffusion model: it draws the noise and the times, and weighs the errors by min-SNR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet: Any = _library().UNet2DModel(**UNET, **BLOCKS)
+        self.schedule: Any = _library().DDPMScheduler(num_train_timesteps=50)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        noise, times = torch.randn_like(pictures), torch.randint(0, 50, (len(pictures),), device=pictures.device)
+        ratio = _library().training_utils.compute_snr(self.schedule, times)
+        weights = torch.stack([ratio, torch.full_like(ratio, 5)], 1).min(1)[0] / ratio
+        found = self.unet(self.schedule.add_noise(pictures, noise, times), times).sample
+        result: Tensor = (F.mse_loss(found, noise, reduction="none").mean((1, 2, 3)) * weights).mean()
+        return result
+
+
+def _controlled() -> Task:
+    batches = [
+        (torch.randn(ROWS, 4, 8, 8), torch.randint(100, (ROWS,)), torch.randn(ROWS, 4, 16), torch.randn(ROWS, 3, 16, 16))
+        for _ in range(NUM_STEPS)
+    ]
+    return Task(Controlled().train(), batches)
+
+
+def _noisy() -> Task:
+    channels = UNET.get("in_channels", 3)
+    return Task(Noisy().train(), [torch.randn(ROWS, channels, 8, 8) for _ in range(NUM_STEPS)])
+
+
 BF16, FP16 = torch.bfloat16, torch.float16
 BLOCKS: dict[str, Any] = {
     "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
@@ -193,6 +238,10 @@ SETUPS = (
            clip_grad_norm=1.0),
     _setup("stable-diffusion-checkpointed", "UNet2DConditionModel", recipes.ADAFACTOR, {**UNET, **CROSS}, _text_batches,
            checkpoints=True, micro_batches=2),
+    Setup("controlnet", "diffusers", "ControlNetModel", recipes.ADAMW, _controlled,
+          StepOptions(autocast=BF16, clip_grad_norm=1.0), extras="frozen UNet2DConditionModel"),
+    Setup("ddpm-noise-in-step", "diffusers", "UNet2DModel", recipes.ADAMW, _noisy, StepOptions(clip_grad_norm=1.0),
+          extras="noise and times drawn in the step, min-SNR weights"),
     _setup("dit", "DiTTransformer2DModel", recipes.ADAMW, DIT, _class_batches, "labels dropped at random"),
     _setup("sd3-transformer", "SD3Transformer2DModel", recipes.ADAMW_COSINE, SD3, _sd3_batches, autocast=BF16),
     _setup("flux-transformer", "FluxTransformer2DModel", recipes.ADAMW, FLUX, _flux_batches, autocast=BF16),

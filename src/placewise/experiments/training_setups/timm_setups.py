@@ -141,6 +141,8 @@ SETUPS = (
     _setup("timm-xcit", "xcit_nano_12_p16_224", ADABELIEF, {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4}),
     _setup("timm-davit", "davit_tiny", MUON,
            {"depths": (1, 1), "embed_dims": (16, 32), "num_heads": (2, 4), "window_size": 4}, outputs=True),
+    _setup("timm-mobilevit", "mobilevit_xxs", recipes.ADAMW_GROUPS, {}, 64, _smoothed, clip_grad_norm=1.0),
+    _setup("timm-fastvit", "fastvit_t8", recipes.ADAMW_COSINE, {"drop_path_rate": 0.1}, 64),
     _setup("timm-edgenext", "edgenext_xx_small", recipes.ADAMAX, {"drop_path_rate": 0.1}, 64),
 )
 # fmt: on

@@ -32,6 +32,11 @@ SEQ_TO_SEQ: Config = {
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
 }  # fmt: skip
 IMAGE: Config = {**WIDTHS, "image_size": 32, "patch_size": 8, "num_labels": 5}
+SERIES: Config = {
+    "prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1, "d_model": 16,
+    "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+}  # fmt: skip
 UNMASKED: Config = {"mask_time_prob": 0.0, "layerdrop": 0.0}
 SOUND: Config = {
     **WIDTHS, "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2), "num_feat_extract_layers": 2,
@@ -141,6 +146,38 @@ def _series(rows: int = 4) -> list[dict[str, Any]]:
     return [{"past_values": torch.randn(rows, 32, 2), "future_values": torch.randn(rows, 8, 2)} for _ in range(NUM_STEPS)]
 
 
+def _packed_texts(length: int = 12) -> list[dict[str, Any]]:
+    """Returns rows of two texts each, whose positions begin anew."""
+    batches = []
+    for _ in range(NUM_STEPS):
+        ids, first = torch.randint(3, VOCAB, (2, length)), int(torch.randint(3, 9, ()))
+        positions = torch.cat([torch.arange(first), torch.arange(length - first)]).expand(2, length)
+        batches.append({"input_ids": ids, "position_ids": positions, "labels": ids})
+    return batches
+
+
+def _unlabelled() -> list[dict[str, Any]]:
+    return [{"pixel_values": batch["pixel_values"]} for batch in image_batches()]
+
+
+def _videos() -> list[dict[str, Any]]:
+    return [{"pixel_values": torch.randn(2, 4, 3, 32, 32), "labels": torch.randint(5, (2,))} for _ in range(NUM_STEPS)]
+
+
+def _known_series() -> list[dict[str, Any]]:
+    """Returns series with features of their times."""
+    return [
+        {
+            "past_values": torch.randn(3, 10),
+            "past_time_features": torch.randn(3, 10, 1),
+            "past_observed_mask": torch.ones(3, 10),
+            "future_values": torch.randn(3, 4),
+            "future_time_features": torch.randn(3, 4, 1),
+        }
+        for _ in range(NUM_STEPS)
+    ]
+
+
 # --- models ---
 
 
@@ -219,6 +256,29 @@ def _blip() -> Task:
     return Task(transformers.BlipForConditionalGeneration(config).train(), _captions(loss=False))
 
 
+def _siglip() -> Task:
+    transformers = _library()
+    text = {**TEXT, "projection_size": 32}
+    config = transformers.SiglipConfig(text_config=text, vision_config=IMAGE)
+    return Task(transformers.SiglipModel(config).train(), _captions())
+
+
+def _llava() -> Task:
+    """Returns a language model that reads an image as 17 of its tokens."""
+    transformers = _library()
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**{key: IMAGE[key] for key in IMAGE if key != "num_labels"}),
+        text_config=transformers.LlamaConfig(**DECODER), image_token_id=VOCAB - 1, image_token_index=VOCAB - 1,
+        vision_feature_select_strategy="full",
+    )  # fmt: skip
+    batches = []
+    for _ in range(NUM_STEPS):
+        ids = torch.randint(3, VOCAB - 1, (2, 24))
+        ids[:, 1:18] = VOCAB - 1
+        batches.append({"input_ids": ids, "pixel_values": torch.randn(2, 3, 32, 32), "labels": ids})
+    return Task(transformers.LlavaForConditionalGeneration(config).train(), batches)
+
+
 def _frozen_encoder() -> Task:
     """Returns BERT with all but its last layer and its head frozen, as for a small data set."""
     transformers = _library()
@@ -295,6 +355,19 @@ SETUPS = (
     _setup("mamba", "MambaForCausalLM", recipes.ADAMW,
            {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "bos_token_id": 1,
             "eos_token_id": 2, "pad_token_id": 0, "use_cache": False}, next_tokens),
+    _setup("llama-packed", "LlamaForCausalLM", recipes.ADAMW, {**DECODER, "use_cache": False}, _packed_texts,
+           "two texts in each row, by positions"),
+    _setup("mamba2", "Mamba2ForCausalLM", recipes.ADAMW,
+           {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8,
+            "n_groups": 2, "chunk_size": 4, "use_cache": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+           next_tokens, clip_grad_norm=1.0),
+    _setup("jamba", "JambaForCausalLM", recipes.ADAMW,
+           {**EXPERTS, "num_experts": 2, "use_mamba_kernels": False, "attn_layer_period": 2, "attn_layer_offset": 1,
+            "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_cache": False},
+           next_tokens, "Mamba, attention and experts"),
+    _setup("olmoe", "OlmoeForCausalLM", recipes.ADAMW, {**EXPERTS, "num_experts": 4, "output_router_logits": True},
+           next_tokens, "loss of the router", autocast=BF16),
+    _setup("lfm2", "Lfm2ForCausalLM", recipes.ADAMW_COSINE, DECODER, next_tokens, "short convolutions"),
     _setup("xlnet", "XLNetLMHeadModel", recipes.ADAMW,
            {"vocab_size": VOCAB, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}, _masked_tokens),
     # encoders
@@ -362,7 +435,18 @@ SETUPS = (
     Setup("clip", "transformers", "CLIPModel", recipes.ADAMW_GROUPS, _clip, StepOptions(autocast=BF16),
           extras="contrastive loss"),
     Setup("blip", "transformers", "BlipForConditionalGeneration", recipes.ADAMW, _blip, extras="captions"),
+    Setup("siglip", "transformers", "SiglipModel", recipes.ADAMW, _siglip, StepOptions(autocast=BF16),
+          extras="sigmoid loss of pairs"),
+    Setup("llava", "transformers", "LlavaForConditionalGeneration", recipes.ADAMW, _llava, StepOptions(clip_grad_norm=1.0),
+          extras="images among the tokens"),
+    _setup("vit-mae", "ViTMAEForPreTraining", recipes.ADAMW,
+           {**IMAGE, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2,
+            "decoder_intermediate_size": 32}, _unlabelled, "patches masked at random"),
+    _setup("videomae", "VideoMAEForVideoClassification", recipes.ADAMW, {**IMAGE, "num_frames": 4, "tubelet_size": 2},
+           _videos),
     # time series
+    _setup("time-series-transformer", "TimeSeriesTransformerForPrediction", recipes.ADAM, SERIES, _known_series,
+           "torch.distributions, checks of arguments"),
     _setup("patchtst", "PatchTSTForPrediction", recipes.ADAM,
            {"num_input_channels": 2, "context_length": 32, "prediction_length": 8, "patch_length": 4, "patch_stride": 4,
             "d_model": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 32}, _series),
