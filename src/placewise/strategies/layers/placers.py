@@ -79,10 +79,8 @@ class Balanced:
             found = accelerate.find_device(places, path)
             return int(gpus[0] if found is None else devices[found])
 
-        paths = [
-            next((name for name in modules.parameters if name.rpartition(".")[0] == path), path) for path in layers.names
-        ]
-        wanted = np.array([device_of(path) for path in paths], np.int64)[layers.of_group]
+        own = {name.rpartition(".")[0]: name for name in reversed([*modules.parameters])}  # each module's first parameter
+        wanted = np.array([device_of(own.get(path, path)) for path in layers.names], np.int64)[layers.of_group]
         is_parameter = (graph.tensors.kinds == TENSOR_KINDS.index("parameter")) & (graph.tensors.home >= 0)
         for t in np.flatnonzero(is_parameter)[::-1].tolist():  # in reverse, so that the first parameter of a group decides
             wanted[problem.merged[graph.tensors.home[t]]] = device_of(graph.tensors.names[t])
