@@ -72,6 +72,15 @@ def test_three_lines_under_a_plan() -> None:
             18.3, None, [Change("4 micro-batches", "free", 9.0, "use micro_batches=4")],
             "use micro_batches=4: 4 micro-batches would save 50% (9 s)",
         ),
+        (
+            40.0, None, [Change("4 micro-batches", "free", 9.0, "use micro_batches=4"), Change("bfloat16", "software", 6.0)],
+            "use micro_batches=4: 4 micro-batches would save 50% (9 s); bfloat16 would save 67% (6 s)",
+        ),
+        (
+            40.0, None, [Change("without gpu:1", "less", 18.1), Change("bfloat16", "software", 9.0)],
+            "use this plan; without gpu:1 it takes 18.1 s, hardly more; bfloat16 would save 50% (9 s)",
+        ),
+        (40.0, None, [Change("without gpu:1", "less", 19.0)], "use this plan: nothing that was tried saves more than 5%"),
         (40.0, None, [Change("one more", "machine", 9.0)], "use this plan; one more would save 50% (9 s)"),
         (40.0, None, [Change("one more", "machine", 17.9)], "use this plan: nothing that was tried saves more than 5%"),
     ],
@@ -98,3 +107,24 @@ def test_variants_of_a_machine() -> None:
     assert with_one_less(less[0]) is None
     Problem.of(schedule_of([0, 0, 0]).problem.graph, more)
     assert with_one_more(tiny_cluster()) is not None
+
+
+def test_micro_batches_of_a_model_with_batch_norm_have_other_numbers() -> None:
+    """Each micro-batch is normalised by itself, so more of them are not free."""
+    import torch
+
+    from placewise.graph_capture.capture import capture_step
+    from placewise.graph_capture.training_step import TrainingStep
+    from placewise.search.advice import Adviser
+
+    def step(layer: torch.nn.Module) -> TrainingStep:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), layer, torch.nn.Linear(4, 2))
+        batch = (torch.zeros(8, 8), torch.zeros(8, dtype=torch.long))
+        return TrainingStep(model, torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), batch)
+
+    for layer, kind in ((torch.nn.BatchNorm1d(4), "software"), (torch.nn.ReLU(), "free")):
+        graph = capture_step(step(layer), "small").graph
+        advice = Adviser(seconds=0.02).advise(graph, Cluster.load("2xK80"), lambda layer=layer: step(layer))  # type: ignore[misc]
+        assert advice is not None
+        kinds = {change.kind for change in advice.changes if "micro-batches" in change.what}
+        assert kinds == {kind}

@@ -36,6 +36,8 @@ NEAR = 0.03  # of the best plan: a device that comes as near is enough
 
 WORTH_IT = 0.05  # of the step: what a change must save to be recommended
 
+SAME = 0.01  # of the step: with a part of the machine taken out, it is not missed
+
 BALANCED = 0.03  # of the step: if no part of the machine saves more, being twice as fast, all of them limit it
 
 FASTER = 2.0  # how much faster links and launches are made
@@ -54,7 +56,7 @@ class Change(NamedTuple):
     """Something that could be changed, and what the step would take then."""
 
     what: str
-    kind: str  # "free": nothing to buy and the same numbers; "software": other numbers; "machine"
+    kind: str  # "free": nothing to buy and the same numbers; "software": other numbers; "machine"; "less": of the machine
     seconds: float  # for as many samples as before; infinite if nothing fits
     option: str = ""  # how to ask for it
 
@@ -91,21 +93,26 @@ class Advice:
     @property
     def recommendation(self) -> str:
         """What to do, in one sentence."""
-        free = _best(self.changes, self.seconds, "free")
+        free, software = _best(self.changes, self.seconds, "free"), _best(self.changes, self.seconds, "software")
         others = _best(self.changes, self.seconds, "software", "machine")
-        more = f"; {_in_words(others, self.seconds)}" if others else ""
         if self.one_is_enough and self.alone is not None:
             name, seconds = self.alone
             proven = self.bound_seconds is not None and seconds <= self.bound_seconds * (1 + NEAR)
             than = "any plan" if proven else "any plan found"
-            software = _best(self.changes, self.seconds, "software")
-            more = f"; {_in_words(software, self.seconds)}" if software else ""
-            return f"buy nothing: {name} alone is within {NEAR:.0%} of {than}{more}"
+            return f"buy nothing: {name} alone is within {NEAR:.0%} of {than}{self._also(software)}"
         if free:
-            return f"{free.option or free.what}: {_in_words(free, self.seconds)}"
-        if others:
-            return f"use this plan{more}"
+            better = software if software and software.seconds < free.seconds else None
+            return f"{free.option or free.what}: {_in_words(free, self.seconds)}{self._also(better)}"
+        needless = [
+            change for change in self.changes if change.kind == "less" and change.seconds <= self.seconds * (1 + SAME)
+        ]
+        less = "".join(f"; {change.what} it takes {format_seconds(change.seconds)}, hardly more" for change in needless[:1])
+        if others or less:
+            return f"use this plan{less}{self._also(others)}"
         return f"use this plan: nothing that was tried saves more than {WORTH_IT:.0%}"
+
+    def _also(self, change: Change | None) -> str:
+        return f"; {_in_words(change, self.seconds)}" if change else ""
 
 
 def _best(changes: tuple[Change, ...], seconds: float, *kinds: str) -> Change | None:
@@ -231,11 +238,11 @@ class Adviser:
         alone = fastest_alone(problem)
         if schedule is None:
             return None
-        changes = [*self._captures(cluster, step), *self._machines(graph, cluster, schedule)]
+        changes = [*self._captures(graph, cluster, step), *self._machines(graph, cluster, schedule)]
         bound_seconds = None if bound is None else bound.seconds
         return Advice(schedule, bound_seconds, alone, find_limiting_parts(schedule), tuple(changes))
 
-    def _captures(self, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Iterator[Change]:
+    def _captures(self, graph: Graph, cluster: Cluster, step: "Callable[[], TrainingStep | None]") -> Iterator[Change]:
         """Yields what would take another capture: micro-batches, bfloat16, fused ops, a larger batch."""
         from placewise.graph_capture.capture import capture_step
         from placewise.models import in_bfloat16, with_twice_the_batch
@@ -243,8 +250,10 @@ class Adviser:
         given = step()
         if given is None or given.optimizer is None:
             return
+        own = any("batch_norm" in kind for kind in graph.ops.kinds)  # then each micro-batch is normalised by itself
         variants: list[tuple[str, str, str, float, Callable[[TrainingStep], TrainingStep | None]]] = [
-            (f"{number} micro-batch{'es' if number > 1 else ''}", "free", f"use micro_batches={number}", 1.0,
+            (f"{number} micro-batch{'es' if number > 1 else ''}{', batch norms of their own' if own and number > 1 else ''}",
+             "software" if own else "free", f"use micro_batches={number}", 1.0,
              lambda one, number=number: replace(one, micro_batches=number))  # type: ignore[misc]
             for number in NUMBERS if number != given.micro_batches
         ]  # fmt: skip
@@ -260,10 +269,10 @@ class Adviser:
                 changed = None if built is None else change(built)
                 if changed is None:
                     continue
-                graph = capture_step(changed, what).graph
+                other = capture_step(changed, what).graph
             except PlacewiseError:
                 continue  # such as a batch that can't be split into that many parts
-            found = self._place(Problem.of(graph, cluster), self.seconds)
+            found = self._place(Problem.of(other, cluster), self.seconds)
             yield Change(what, kind, np.inf if found is None else found.step_seconds * share, option)
 
     def _machines(self, graph: Graph, cluster: Cluster, schedule: Schedule) -> Iterator[Change]:
@@ -272,7 +281,7 @@ class Adviser:
         machines = [
             ("links twice as fast", with_faster_links(cluster, FASTER) if len(cluster.devices) > 1 else None),
             (f"one {gpus[0].name} more" if (gpus := gpus_of(cluster)) else "", with_one_more(cluster)),
-            (f"{less[1]} taken out" if less else "", less[0] if less else None),
+            (f"without {less[1]}" if less else "", less[0] if less else None),
             ("half the GPUs' memory", with_half_the_memory(cluster) if gpus else None),
         ]
         for what, machine in machines:
@@ -286,7 +295,7 @@ class Adviser:
                 placement = problem.contract(schedule.problem.expand(schedule.placement))
                 carried = self._place(problem, self.seconds, start=Continued(placement, schedule.order))
                 seconds = min(seconds, np.inf if carried is None else carried.step_seconds)
-            yield Change(what, "machine", seconds)
+            yield Change(what, "less" if what.startswith("without ") else "machine", seconds)
 
     def _place(
         self, problem: Problem, seconds: float, bound_seconds: float | None = None, start: Continued | None = None
