@@ -12,6 +12,7 @@ from placewise.cli.shared_options import (
     add_virtual_option,
     add_worker_options,
     count_argument,
+    percent_argument,
     positive_argument,
     seconds_argument,
 )
@@ -33,6 +34,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # how argparse reads other options
     "positive": {"metavar": "N", "type": positive_argument},
     "count": {"metavar": "N", "type": count_argument},
     "seconds": {"metavar": "S", "type": seconds_argument},
+    "percent": {"metavar": "P", "type": percent_argument},
 }
 
 

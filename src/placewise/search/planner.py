@@ -123,14 +123,20 @@ class Planner:
         fastest = Candidate.of(front.model, placement, order)
         if fastest.overflow_bytes:
             return outcome
-        seconds, found = self.request.budget.seconds, (outcome.placement, outcome.order)
-        rng = np.random.default_rng([self.request.seed, 1])  # other draws than the search's
-        answer, gave = simplify(front, fastest, rng, None if seconds is None else SHARE * seconds)
-        placement, order = answer.placement, np.asarray(answer.order, np.int64)
-        if present is not None:
-            placement, order = present.restore_placement(placement), present.restore_order(order)
+        seconds, rng = (
+            self.request.budget.seconds,
+            np.random.default_rng([self.request.seed, 1]),
+        )  # other draws than the search's
+        found = simplify(front, fastest, rng, None if seconds is None else SHARE * seconds)
+        (placement, order), quickest = (
+            (one.placement, np.asarray(one.order, np.int64))
+            if present is None
+            else (present.restore_placement(one.placement), present.restore_order(np.asarray(one.order, np.int64)))
+            for one in (found.answer, found.fastest)
+        )
+        step_seconds = found.answer.seconds
         return replace(
-            outcome, placement=placement, order=order, step_seconds=answer.seconds, simplicity=gave, fastest=found
+            outcome, placement=placement, order=order, step_seconds=step_seconds, simplicity=found.gave, fastest=quickest
         )
 
     @contextmanager

@@ -192,10 +192,16 @@ def prepared(strategy: Strategy) -> Strategy:
     return CoarseFirst(strategy) if isinstance(strategy, Auto) else strategy
 
 
-def simplify(
-    front: Front, fastest: Candidate, rng: np.random.Generator, seconds: float | None = None
-) -> tuple[Candidate, Simplicity]:
-    """Returns the answer, and what it gave; deterministic unless `seconds` ends it early.
+class Simplified(NamedTuple):
+    """What making a plan simpler gives."""
+
+    answer: Candidate
+    fastest: Candidate
+    gave: Simplicity
+
+
+def simplify(front: Front, fastest: Candidate, rng: np.random.Generator, seconds: float | None = None) -> Simplified:
+    """Returns the answer, the fastest plan, and what the answer gave; deterministic unless `seconds` ends it early.
 
     It takes at most `front.tolerance` longer than the fastest placement that is known in the end.
     """
@@ -225,7 +231,7 @@ def simplify(
         quickest.copies,
         devices[1],
     )
-    return answer.candidate, gave
+    return Simplified(answer.candidate, quickest.candidate, gave)
 
 
 def _limit(front: Front, fastest: Candidate) -> float:

@@ -33,6 +33,7 @@ Kind = Literal[  # what an option takes
     "positive",  # a whole number above 0
     "count",  # a whole number, 0 too
     "seconds",
+    "percent",  # a share
     "flag",
     "file",  # that is written
     "folder",  # that is written into
