@@ -351,7 +351,7 @@ def test_layers_are_kept_whole(graph: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_auto_says_what_it_gave(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(place(graph, strategy="auto")) == 0
+    assert main(place(graph, "--simple", "20%", strategy="auto")) == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.match(r"\d+ cuts? in place of \d+ for .* \(copies: \d+ in place of \d+\)", lines[2])
     assert lines[3].endswith(" if times are off by 10%")
