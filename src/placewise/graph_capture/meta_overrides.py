@@ -54,9 +54,21 @@ def _like(position: int, count: int = 1) -> Callable[..., Any]:
 def _in_format_of_input(op: Any, position: int = 0) -> Callable[..., Tensor]:
     """Returns the kernel of an op whose result is laid out like one of its inputs, where PyTorch's says otherwise."""
 
-    def kernel(*args: Any) -> Tensor:
-        out: Tensor = op(*args)
+    def kernel(*args: Any, **kwargs: Any) -> Tensor:
+        out: Tensor = op(*args, **kwargs)
         return _laid_out(out, suggest_memory_format(args[position]))
+
+    return kernel
+
+
+def _contiguous(op: Any) -> Callable[..., Any]:
+    """Returns the kernel of an op whose results are always contiguous, where PyTorch's says otherwise."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        out = op(*args, **kwargs)
+        outs = out if isinstance(out, tuple) else (out,)
+        made = [None if tensor is None else _laid_out(tensor, torch.contiguous_format) for tensor in outs]
+        return tuple(made) if isinstance(out, tuple) else made[0]
 
     return kernel
 
@@ -72,6 +84,21 @@ def _first_in_format_of(op: Any, position: int) -> Callable[..., tuple[Tensor | 
 
 
 OVERRIDES: dict[Any, Callable[..., Any]] = {
+    **{
+        op: _contiguous(op)
+        for op in (
+            aten.glu_backward.default, aten.huber_loss_backward.default, aten.log_sigmoid_forward.default,
+            aten.mse_loss_backward.default, aten.native_layer_norm_backward.default, aten.rrelu_with_noise.default,
+            aten.smooth_l1_loss_backward.default,
+        )
+    },
+    **{
+        op: _in_format_of_input(op)
+        for op in (
+            aten.channel_shuffle.default, aten.elu_backward.default, aten.hardsigmoid_backward.default,
+            aten.max_unpool2d.default, aten.roll.default, aten.softplus_backward.default,
+        )
+    },
     aten._dirichlet_grad.default: _like(0),
     aten._sample_dirichlet.default: _like(0),
     aten._standard_gamma_grad.default: _like(0),
@@ -92,8 +119,12 @@ OVERRIDES: dict[Any, Callable[..., Any]] = {
     aten.pixel_unshuffle.default: _in_format_of_input(aten.pixel_unshuffle.default),
     aten.reflection_pad2d.default: _in_format_of_input(aten.reflection_pad2d.default),
     aten.reflection_pad2d_backward.default: _in_format_of_input(aten.reflection_pad2d_backward.default, 1),
+    aten.reflection_pad3d.default: _in_format_of_input(aten.reflection_pad3d.default),
+    aten.reflection_pad3d_backward.default: _in_format_of_input(aten.reflection_pad3d_backward.default, 1),
+    aten.replication_pad3d.default: _in_format_of_input(aten.replication_pad3d.default),
+    aten.replication_pad3d_backward.default: _in_format_of_input(aten.replication_pad3d_backward.default, 1),
     aten.replication_pad2d.default: _in_format_of_input(aten.replication_pad2d.default),
     aten.replication_pad2d_backward.default: _in_format_of_input(aten.replication_pad2d_backward.default, 1),
-}
+}  # fmt: skip
 if hasattr(aten, "_grouped_mm"):
     OVERRIDES[aten._grouped_mm.default] = _grouped_mm
