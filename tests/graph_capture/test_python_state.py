@@ -389,3 +389,111 @@ def test_modules_of_torch_jit_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(Scripted()))
     with pytest.raises(CaptureError, match=r"^1 is a module of torch\.jit"):
         pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))
+
+
+# --- what other objects keep ---
+
+
+class Kept:
+    """An object that is no module and keeps something of a step, as a part of a model or as its loss."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: Any = None
+
+    def weigh(self, y: Tensor) -> Tensor:
+        self.count += 1
+        return y * min(1.0, self.count / 3)
+
+    def follow(self, y: Tensor) -> Any:
+        before, self.last = self.last, y.detach()
+        return y if before is None else y + before
+
+    def size(self, y: Tensor) -> Any:
+        self.count = len(y)
+        return y * self.count
+
+
+def captured_with(kept: Kept, method: str) -> CapturedStep:
+    """Returns the step of a model that has an object and calls a method of it."""
+    model = Model(lambda module, y: getattr(module.mean, method)(y))
+    model.mean = kept
+    return pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))
+
+
+def test_objects_that_change_in_every_step_are_refused() -> None:
+    kept = Kept()
+    with pytest.raises(CaptureError, match="changes its attribute 'mean' in every step"):
+        captured_with(kept, "weigh")
+    with pytest.raises(CaptureError, match="reads its attribute 'mean', which an earlier step has set"):
+        captured_with(kept, "follow")
+    captured_with(kept, "size")
+    assert (kept.count, kept.last) == (0, None), "a copy was captured"
+
+
+class KeptLoss(Kept):
+    def __call__(self, y: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.weigh(y), target)
+
+
+class FollowedLoss(Kept):
+    def compute(self, y: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.follow(y), target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "match"),
+    [
+        (KeptLoss(), "changes its attribute 'loss.count' in every step"),
+        (FollowedLoss().compute, "reads its attribute 'loss.last', which an earlier step has set"),
+    ],
+)
+def test_losses_that_count_or_remember_are_refused(loss: Any, match: str) -> None:
+    model = Model(lambda module, y: y)
+    with pytest.raises(CaptureError, match=match):
+        pw.capture(model, loss, torch.optim.SGD(model.parameters(), 0.1), (torch.randn(6, 4), torch.randn(6, 4)))
+
+
+class Descent(torch.optim.Optimizer):
+    """Gradient descent whose rate is a function of the optimizer."""
+
+    def __init__(self, parameters: Any, rate: Callable[[Any], Any]) -> None:
+        self.rate, self.count = rate, 0
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        rate = self.rate(self)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.add_(parameter.grad, alpha=-rate)
+
+
+def by_attribute(optimizer: Any) -> float:
+    optimizer.count += 1
+    return 1 / float(optimizer.count)
+
+
+def by_state(optimizer: Any) -> float:
+    optimizer.state["count"] = optimizer.state.get("count", 0) + 1
+    return 1 / float(optimizer.state["count"])
+
+
+def by_turns(optimizer: Any) -> float:
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    state["is even"] = not state.get("is even", False)
+    return 0.1 if state["is even"] else 0.2
+
+
+@pytest.mark.parametrize(
+    ("rate", "match"),
+    [
+        (by_attribute, "the optimizer changes its attribute 'count' in every step"),
+        (by_state, "the optimizer changes its state 'count' in every step"),
+        (by_turns, "the optimizer changes its state 'is even' in every step"),
+        (lambda optimizer: random.random(), "the optimizer draws numbers from Python's random module"),
+    ],
+)
+def test_optimizers_that_count_in_python_are_refused(rate: Any, match: str) -> None:
+    model = nn.Linear(4, 4)
+    with pytest.raises(CaptureError, match=match):
+        pw.capture(model, nn.MSELoss(), Descent(model.parameters(), rate), (torch.randn(6, 4), torch.randn(6, 4)))

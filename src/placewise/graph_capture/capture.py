@@ -362,7 +362,7 @@ def _refuse_lost_state(
     """
     for name in first.reads_left:
         raise _reads_left(name)
-    changed = attributes.changed()
+    changed = [*attributes.changed(), *attributes.mutated()]
     if not changed and not generators.changed():
         return
     recorder = Recorder()
@@ -379,12 +379,13 @@ def _refuse_lost_state(
             f"the model draws numbers from {name}, and a recorded step would repeat them: draw them with torch, or pass "
             "them in with the batch"
         )
-    changed_again = {str(attribute): attribute for attribute in attributes.changed()}
+    mutated = {str(attribute): attribute for attribute in attributes.mutated()}
+    changed_again = {str(attribute): attribute for attribute in attributes.changed()} | mutated
     for name in recorder.reads_left:
         if name in changed_again or not all(map(first.is_same_in_every_step, kept[name])):
             raise _reads_left(name)
     for name, attribute in changed_again.items():
-        if not has_tensors(attribute):
+        if name in mutated or not has_tensors(attribute):
             raise CaptureError(
                 f"the model changes its attribute {name!r} in every step, which a recorded step can't follow: "
                 "make it a buffer, or change it between steps"

@@ -14,10 +14,13 @@ from placewise.graph_capture.meta_copies import SWITCHES, adopt_state
 from placewise.graph_capture.meta_kernels import CachedMetaMode
 from placewise.graph_capture.meta_modes import MetaMode, MetaStateMode
 from placewise.graph_capture.program import Resident
+from placewise.graph_capture.random_tape import HostGenerators
 from placewise.graph_capture.recorder import Recorder
 from placewise.graph_capture.training_step import TrainingStep
 
 Optimizer = torch.optim.Optimizer
+
+OWN_ATTRIBUTES = ("state", "param_groups", "defaults", "_step_count", "_opt_called")  # of PyTorch, and of its schedules
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,14 +116,62 @@ def _record_step(optimizer: Optimizer, recorder: Recorder) -> None:
     for number, group in enumerate(optimizer.param_groups):
         for key in [key for key in group if key not in ("params", "param_names", *SWITCHES)]:
             group[key] = _live_hyper_parameter(group[key], key, number, recorder)
+    kept, generators = _PythonState(optimizer), HostGenerators()
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     with MetaMode(recorder, track_scalars=True), recorder, recorded_functions(), recorded_fused_updates(recorder):
         optimizer.step()
+    if name := kept.changed():
+        raise CaptureError(
+            f"the optimizer changes {name} in every step, which a recorded step can't follow: keep a number that counts in "
+            "its parameter groups, or in the state of each parameter"
+        )
+    if name := generators.changed():
+        raise CaptureError(
+            f"the optimizer draws numbers from {name}, and a recorded step would repeat them: draw them with torch"
+        )
     for number, (group, before) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
         for key in [key for key, value in before.items() if group[key] is not value]:
             if type(group[key]) is not HostScalar or recorder.program.is_late(group[key].slot):
                 raise CaptureError(f"the optimizer's step changes {key!r} of its parameter group {number}")
             recorder.program.update_hyper_parameter(key, number, group[key].slot)
+
+
+class _PythonState:
+    """What an optimizer keeps in Python besides its parameter groups and the tensors and numbers of parameters."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before = self._present()
+
+    def changed(self) -> str:
+        """Returns the name of what is not what it was; "" if all is."""
+        present = self._present()
+        return next((name for name, value in present.items() if self._before.get(name) != value), "")
+
+    def _present(self) -> dict[str, str]:
+        found = {
+            f"its attribute {name!r}": repr(value)
+            for name, value in vars(self._optimizer).items()
+            if name not in OWN_ATTRIBUTES and _is_plain(value)
+        }
+        for key, entry in self._optimizer.state.items():
+            if not isinstance(key, Tensor):
+                found[f"its state {key!r}"] = repr(entry) if _is_plain(entry) else ""
+            elif isinstance(entry, dict):
+                others = {name: value for name, value in entry.items() if type(value) not in (int, float)}
+                for name, value in others.items():
+                    if _is_plain(value):
+                        found[f"its state {name!r}"] = found.get(f"its state {name!r}", "") + repr(value)
+        return found
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether a value consists of numbers and texts alone."""
+    if isinstance(value, (list, tuple, set)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def _live_hyper_parameter(value: Any, name: str, group: int, recorder: Recorder) -> Any:
