@@ -158,9 +158,9 @@ class _PythonState:
             if not isinstance(key, Tensor):
                 found[f"its state {key!r}"] = repr(entry) if _is_plain(entry) else ""
             elif isinstance(entry, dict):
-                others = {name: value for name, value in entry.items() if type(value) not in (int, float)}
-                for name, value in others.items():
-                    if _is_plain(value):
+                for name, value in entry.items():
+                    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                    if not is_number and _is_plain(value):
                         found[f"its state {name!r}"] = found.get(f"its state {name!r}", "") + repr(value)
         return found
 
