@@ -365,7 +365,7 @@ def test_advice_for_a_graph_file_is_about_the_machine(graph: Path, capsys: pytes
     assert [change["what"] for change in advice["changes"]] == [
         "links twice as fast", "one gpu:0 more", "without gpu:1", "half the GPUs' memory",
     ]  # fmt: skip
-    assert [change["kind"] for change in advice["changes"]] == ["machine", "machine", "less", "machine"]
+    assert [change["kind"] for change in advice["changes"]] == ["machine", "machine", "less", "less"]
     assert advice["recommendation"]
 
 

@@ -55,7 +55,7 @@ def test_three_lines_under_a_plan() -> None:
         "what would help: the work of gpu:1 twice as fast, 17%; the work of gpu:0 twice as fast, 8%; the "
     )
     assert advice_in_words(schedule_of([0, 0, 0]))[0] == (
-        "one device: buy nothing: gpu:0 alone takes 18 s, 0.0% more than this plan"
+        "one device: gpu:0 alone takes 18 s, only 0.0% more than this plan"
     )
 
 
@@ -65,8 +65,13 @@ def test_three_lines_under_a_plan() -> None:
         (18.3, None, [], "buy nothing: gpu:0 alone is within 3% of any plan found"),
         (18.3, 18.0, [], "buy nothing: gpu:0 alone is within 3% of any plan"),
         (
-            18.3, 18.0, [Change("bfloat16", "software", 9.0), Change("one more", "machine", 8.0)],
+            18.3, 18.0, [Change("bfloat16", "software", 9.0)],
             "buy nothing: gpu:0 alone is within 3% of any plan; bfloat16 would save 50% (9 s)",
+        ),
+        (
+            18.3, 18.0, [Change("bfloat16", "software", 9.0), Change("one more", "machine", 12.0)],
+            "use one device: gpu:0 alone is within 3% of any plan; bfloat16 would save 50% (9 s); "
+            "one more would save 33% (12 s)",
         ),
         (
             18.3, None, [Change("4 micro-batches", "free", 9.0, "use micro_batches=4")],

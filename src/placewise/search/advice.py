@@ -98,13 +98,16 @@ class Advice:
         if self.one_is_enough and self.alone is not None:
             name, seconds = self.alone
             proven = self.bound_seconds is not None and seconds <= self.bound_seconds * (1 + NEAR)
-            than = "any plan" if proven else "any plan found"
-            return f"buy nothing: {name} alone is within {NEAR:.0%} of {than}{self._also(software)}"
+            near = f"{name} alone is within {NEAR:.0%} of {'any plan' if proven else 'any plan found'}"
+            more = _best(self.changes, self.seconds, "machine")
+            return f"{'use one device' if more else 'buy nothing'}: {near}{self._also(software)}{self._also(more)}"
         if free:
             better = software if software and software.seconds < free.seconds else None
             return f"{free.option or free.what}: {_in_words(free, self.seconds)}{self._also(better)}"
         needless = [
-            change for change in self.changes if change.kind == "less" and change.seconds <= self.seconds * (1 + SAME)
+            change
+            for change in self.changes
+            if change.what.startswith("without") and change.seconds <= self.seconds * (1 + SAME)
         ]
         less = "".join(f"; {change.what} it takes {format_seconds(change.seconds)}, hardly more" for change in needless[:1])
         if others or less:
@@ -195,7 +198,7 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
     name, other = alone
     if other <= seconds * (1 + NEAR):
         above = max(other / seconds - 1, 0.0) if seconds else 0.0
-        return f"buy nothing: {name} alone takes {format_seconds(other)}, {above:.1%} more than this plan"
+        return f"{name} alone takes {format_seconds(other)}, only {above:.1%} more than this plan"
     more = f"this plan on {num_devices} devices saves {1 - seconds / other:.0%}"
     return f"{name} alone takes {format_seconds(other)}: {more}"
 
@@ -239,6 +242,10 @@ class Adviser:
         if schedule is None:
             return None
         changes = [*self._captures(graph, cluster, step), *self._machines(graph, cluster, schedule)]
+        changes = [
+            change._replace(seconds=max(change.seconds, schedule.step_seconds)) if change.kind == "less" else change
+            for change in changes
+        ]  # what a smaller machine can do, this one can do, too: a shorter step there is the search's luck
         bound_seconds = None if bound is None else bound.seconds
         return Advice(schedule, bound_seconds, alone, find_limiting_parts(schedule), tuple(changes))
 
@@ -284,6 +291,7 @@ class Adviser:
             (f"without {less[1]}" if less else "", less[0] if less else None),
             ("half the GPUs' memory", with_half_the_memory(cluster) if gpus else None),
         ]
+        smaller = [what for what, _ in machines[2:]]
         for what, machine in machines:
             if machine is None:
                 continue
@@ -295,7 +303,7 @@ class Adviser:
                 placement = problem.contract(schedule.problem.expand(schedule.placement))
                 carried = self._place(problem, self.seconds, start=Continued(placement, schedule.order))
                 seconds = min(seconds, np.inf if carried is None else carried.step_seconds)
-            yield Change(what, "less" if what.startswith("without ") else "machine", seconds)
+            yield Change(what, "less" if what in smaller else "machine", seconds)
 
     def _place(
         self, problem: Problem, seconds: float, bound_seconds: float | None = None, start: Continued | None = None
