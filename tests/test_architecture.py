@@ -46,7 +46,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "shtab": ("cli/",),
     "torch": (
         "graph_capture/", "rewrite/", "zoo/", "models.py", "machines/detect.py", "strategies/learned/", "run/", "measure/",
-        "training/", "evaluate/measured", "experiments/bench/", "experiments/training_setups/",
+        "training/", "evaluate/measured", "experiments/bench/", "experiments/policy/", "experiments/training_setups/",
         "experiments/outside_models.py", "cli/tensorboard_curves.py",
     ),
     "transformers": ("graph_capture/", "zoo/", "experiments/training_setups/", "experiments/outside_models.py"),

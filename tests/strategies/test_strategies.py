@@ -292,3 +292,12 @@ def test_names_of_the_table() -> None:
             names_of(text)
     with pytest.raises(StrategyError, match="unknown strategy 'no-such'"):
         make("no-such")
+
+
+def test_without_torch_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("placewise.strategies.importlib.import_module", missing)
+    with pytest.raises(StrategyError, match=r"strategy 'hdp' needs PyTorch: pip install 'placewise\[learned\]'"):
+        make("hdp")

@@ -26,6 +26,7 @@ from placewise.cli.run_command import add_run
 from placewise.cli.runs_command import add_runs
 from placewise.cli.simulate_command import add_simulate
 from placewise.cli.strategies_command import add_strategies
+from placewise.cli.train_policy_command import add_train_policy
 from placewise.core.suggestions import closest, did_you_mean
 from placewise.report.terminal_text import printable
 
@@ -50,6 +51,7 @@ COMMANDS = (  # in the order in which a newcomer needs them
     add_import,
     add_reproduce,
     add_bench,
+    add_train_policy,
     add_completion,
 )
 

@@ -13,12 +13,19 @@ def add_strategies(commands: Any) -> None:
 
 
 def _strategies(options: argparse.Namespace) -> None:
+    from placewise.core.errors import StrategyError
     from placewise.report.terminal_text import bold
     from placewise.strategies import STRATEGIES, parameters
 
+    def known_parameters(name: str) -> dict[str, Any]:
+        try:
+            return parameters(name)
+        except StrategyError:  # PyTorch is not installed
+            return {}
+
     if options.json:
         rows = {
-            name: {"family": entry.family, "summary": entry.summary, "parameters": parameters(name)}
+            name: {"family": entry.family, "summary": entry.summary, "parameters": known_parameters(name)}
             for name, entry in STRATEGIES.items()
         }
         print_json(rows)
@@ -26,5 +33,5 @@ def _strategies(options: argparse.Namespace) -> None:
     width = max(map(len, STRATEGIES)) + 2
     for name, entry in STRATEGIES.items():
         print(f"{bold(name)}{'':<{width - len(name)}}{entry.summary}")
-        if known := parameters(name):
+        if known := known_parameters(name):
             print(f"{'':<{width}}{', '.join(f'{key}={value}' for key, value in known.items())}")

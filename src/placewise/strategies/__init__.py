@@ -103,6 +103,11 @@ STRATEGIES: dict[str, Listing] = {
         "a sequence-to-sequence LSTM, trained by proximal steps with a KL penalty (Spotlight 2018)",
     ),
     "hdp": Listing("learned.hdp:Hdp", "learned", "a network that groups ops, and one that places the groups (HDP 2018)"),
+    "graph-policy": Listing(
+        "learned.graph_policy.graph_policy:GraphPolicy",
+        "learned",
+        "weights that were learned on other graphs and machines place blocks; then its samples evolve",
+    ),
 }
 
 
@@ -142,7 +147,12 @@ def _class(name: str) -> Any:
     if name not in STRATEGIES:
         raise StrategyError(f"unknown strategy {name!r}: {did_you_mean(name, STRATEGIES)}")
     module, _, attribute = STRATEGIES[name].location.partition(":")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    except ModuleNotFoundError as reason:
+        if reason.name is not None and reason.name.partition(".")[0] == "torch":
+            raise StrategyError(f"strategy {name!r} needs PyTorch: pip install 'placewise[learned]'") from None
+        raise
 
 
 def _value(name: str, key: str, text: str, kind: Any) -> Any:

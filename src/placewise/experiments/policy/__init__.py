@@ -1,0 +1,1 @@
+"""How the weights of the graph policy are made: a corpus of problems, labels, and what a network learns."""

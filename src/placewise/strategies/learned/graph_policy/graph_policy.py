@@ -1,0 +1,141 @@
+"""A placement from weights that were learned on other graphs and machines; then the best samples are crossed and mutated."""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from placewise.core.arrays import Floats, Ints
+from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.errors import StrategyError
+from placewise.core.problem import Problem
+from placewise.formats.safetensors_file import read_safetensors
+from placewise.simulate.simulator import Simulator
+from placewise.strategies.blocks import Blocks
+from placewise.strategies.hyper_parameters import check_fields
+from placewise.strategies.learned.graph_policy.block_graph import merge_blocks, read_block_graph
+from placewise.strategies.learned.graph_policy.drawing import place_greedily, samples
+from placewise.strategies.learned.graph_policy.policy_network import GraphTensors, PolicyNetwork
+from placewise.strategies.learned.training import one_thread
+from placewise.strategies.memory_repair import repair
+from placewise.strategies.sampling import Choices, Genetic
+from placewise.strategies.warm_start import begin, check_start
+
+SHIPPED = "shipped"
+
+MOST_OPS = 300_000  # that are simulated for one number of blocks; in a larger step there are fewer candidates
+
+
+@dataclass(frozen=True)
+class GraphPolicy:
+    """Places blocks one after another as a network that has learned on other graphs likes best, and evolves its samples.
+
+    The simulator is its model of the machine: it chooses the first placement among the greedy ones for fewer and more
+    devices and some samples. All later placements are judged by the evaluator alone.
+    """
+
+    blocks: int = 64  # decisions of the first placements; as many others have twice as many
+    candidates: int = 96  # among which the simulator chooses the first proposal: greedy placements, then samples
+    temperature: float = 1.0  # of samples: with less, they are more like the greedy placement
+    population: int = 12  # of the placements that are crossed and mutated
+    mutations: float = 1.0  # of a child, on average
+    weights: str = SHIPPED  # or the path of a file that `placewise train-policy` wrote
+    start: str = "none"
+    start_evaluations: int = 480
+
+    def __post_init__(self) -> None:
+        check_fields(self, "blocks candidates start_evaluations", lambda v: v >= 1, "must be at least 1")
+        check_fields(self, "population", lambda v: v >= 2, "must be at least 2")
+        check_fields(self, "temperature", lambda v: v > 0, "must be above 0")
+        check_fields(self, "mutations", lambda v: v >= 0, "must be at least 0")
+        check_start(self.start)
+        if self.weights != SHIPPED and not Path(self.weights).is_file():
+            raise ValueError(f"weights must be {SHIPPED} or the path of a file, it is {self.weights!r}")
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        """Yields the answer of the weights, and then generations of its children; only the answer if there is no choice."""
+        network = read_network(self.weights)
+        known = yield from begin(problem, self.start, self.start_evaluations, rng)
+        sizes = (self.blocks, 2 * self.blocks)[-min(self.candidates, 2) :]
+        answers = [self.answer(network, problem, num_blocks, rng) for num_blocks in sizes]
+        answer = min(answers, key=lambda one: float(one.cost[0]))
+        blocks = answer.blocks
+        found = answer.placements
+        first = blocks.expand(found[:1])
+        evaluation = yield Proposal(first, notes={"stage": "policy"})
+        if evaluation.overflow_bytes[0]:
+            whole = repair(Simulator(problem), first[0])
+            if not np.array_equal(whole, first[0]):
+                yield Proposal(whole[None], notes={"stage": "repair"})
+            found = np.concatenate([blocks.contract(whole)[None], found])
+        choices = Choices.among(blocks.allowed)
+        if not len(choices.movable):
+            return
+        parents = [*([] if known is None else [blocks.contract(known)]), *found]
+        evolution = Genetic(population=self.population, mutations=self.mutations)
+        yield from _expanded(evolution.evolve(choices, np.stack(parents)[: self.population], rng), blocks)
+
+    def answer(self, network: PolicyNetwork, problem: Problem, num_blocks: int, rng: np.random.Generator) -> "Draft":
+        """Returns different placements of about so many blocks, the one that the simulator predicts best first."""
+        grouping = f"coarse:{num_blocks}"
+        blocks = Blocks.of(problem, grouping)
+        model = Simulator(merge_blocks(problem, blocks, grouping))
+        with one_thread():
+            graph = read_block_graph(model.problem)
+            scorer = network.scorer(GraphTensors.of(graph))
+        most = max(min(MOST_OPS // max(problem.num_ops, 1), self.candidates // 2), 1)
+        greedy = place_greedily(graph, model, scorer, most)
+        drawn = samples(graph, scorer, most - len(greedy), self.temperature, greedy[0].room, rng)
+        placements = np.stack([*(one.placement for one in greedy), *(one.placement for one in drawn)])
+        cost = model(placements).cost
+        order = np.argsort(cost, kind="stable")
+        _, firsts = np.unique(placements[order], axis=0, return_index=True)
+        rows = order[np.sort(firsts)]
+        return Draft(blocks, np.asarray(placements[rows], np.int64), np.asarray(cost[rows], np.float64))
+
+
+class Draft(NamedTuple):
+    """Placements of blocks that the weights propose, the best first."""
+
+    blocks: Blocks
+    placements: Ints  # [drawn, blocks]
+    cost: Floats  # [drawn], predicted
+
+
+def read_network(weights: str) -> PolicyNetwork:
+    """Returns the network of a file, or of the shipped weights; a StrategyError names the rule that does not hold."""
+    path = str(files("placewise.strategies.learned.graph_policy") / "weights.safetensors") if weights == SHIPPED else weights
+    arrays, metadata = read_safetensors(path, StrategyError)
+    try:
+        width, rounds = int(metadata["width"]), int(metadata["rounds"])
+    except (KeyError, ValueError):
+        raise StrategyError(f"{path}: holds no weights of the graph policy: its metadata lack width and rounds") from None
+    if not (1 <= width <= 1024 and 0 <= rounds <= 16):
+        raise StrategyError(f"{path}: width must be from 1 to 1024 and rounds from 0 to 16, they are {width} and {rounds}")
+    with torch.device("meta"):
+        network = PolicyNetwork(width, rounds)
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    given = {name: array.shape for name, array in arrays.items()}
+    if expected != given:
+        wrong = next(name for name in (*expected, *given) if expected.get(name) != given.get(name))
+        raise StrategyError(f"{path}: {wrong} must have the shape {expected.get(wrong)}, it has {given.get(wrong)}")
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise StrategyError(f"{path}: has a weight that is not finite")
+    network.load_state_dict(
+        {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}, assign=True
+    )
+    return network
+
+
+def _expanded(search: Search, blocks: Blocks) -> Search:
+    """Yields a search's placements of blocks as placements of groups."""
+    evaluation: Evaluation | None = None
+    while True:
+        try:
+            proposal = next(search) if evaluation is None else search.send(evaluation)
+        except StopIteration:
+            return
+        evaluation = yield Proposal(blocks.expand(proposal.placements), notes={"stage": "evolution"})
