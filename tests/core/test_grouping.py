@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from placewise.core.arrays import Ints
 from placewise.core.errors import ProblemError
 from placewise.core.graph import Graph
-from placewise.core.grouping import GROUPINGS, group_edges, group_ops, group_work, module_path
+from placewise.core.grouping import (
+    GROUPINGS,
+    _called_modules,
+    _calls,
+    _cells,
+    group_edges,
+    group_ops,
+    group_work,
+    module_path,
+)
 from placewise.core.labels import renumber
 
 # --- edges and work between groups ---
@@ -61,9 +70,9 @@ MODULES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("grouping", "expected"),
     [
-        ("name-prefix:1", [0, 0, 0, 1, 0, 0, 0, 2]),  # encoder, loss, head
-        ("name-prefix:2", [0, 0, 1, 2, 1, 0, 0, 3]),  # encoder.0, encoder.1, loss, head.bias
-        ("name-prefix:3", [0, 0, 1, 2, 1, 0, 3, 4]),  # encoder.0.mm, encoder.1.mm, loss, encoder.0.weight, head.bias.add_
+        ("name-prefix:1", [0, 0, 1, 2, 1, 0, 0, 3]),  # encoder.0, encoder.1, loss, head: a number is no level of its own
+        ("name-prefix:2", [0, 0, 1, 2, 1, 0, 3, 4]),  # encoder.0.mm, encoder.1.mm, loss, encoder.0.weight, head.bias
+        ("name-prefix:3", [0, 0, 1, 2, 1, 0, 3, 4]),
         ("name-prefix:99", [0, 0, 1, 2, 1, 0, 3, 4]),
         ("module", [0, 0, 1, 2, 1, 0, 0, 3]),  # encoder.0, encoder.1, the model itself, head
         ("module-by-micro-batch", [0, 1, 2, 3, 2, 1, 0, 4]),
@@ -72,6 +81,46 @@ MODULES: dict[str, Any] = {
 )
 def test_groupings_by_name(grouping: str, expected: list[int]) -> None:
     assert group_ops(wired([], 8, **MODULES), grouping).tolist() == expected
+
+
+def test_a_name_that_begins_with_a_number_has_levels_too() -> None:
+    graph = wired([], 3, name=["0.mm", "0.relu", "1.0.mm"])
+    assert group_ops(graph, "name-prefix:1").tolist() == [0, 0, 1]
+    assert group_ops(graph, "name-prefix:2").tolist() == [0, 1, 2]
+
+
+def test_calls_of_a_module_are_cells_with_their_gradients() -> None:
+    """Module a is called twice in a row (ops 0 to 5), then b with its child b.c (6, 7), then a again (8 to 10).
+
+    The backward op 11 of a reads what op 8 wrote; op 12 of a reads nothing that a call of a made, and follows it. Op 13 of
+    b.c reads what op 6 of b wrote. Op 14 of a reads what both op 0 and op 2 read and wrote. The two updates of a are a cell.
+    Every op of the forward pass is read by the loss, too, so that nothing has a single consumer.
+    """
+    names = ["a.mm", "a.add", "a.tanh"] * 2 + ["b.mm", "b.c.mm", "a.mm", "a.add", "a.tanh"]
+    names += ["a.mm.backward", "a.mm.backward_1", "b.c.mm.backward", "a.mm.backward_2", "a.w.add_.update", "a.v.add_.update"]
+    phases = ["forward"] * 11 + ["backward"] * 4 + ["update"] * 2
+    reads: list[list[int]] = [[], [0], [1], [2], [3], [4], [5], [6], [7], [8], [9], [8], [], [6], [0, 2], [], []]
+    graph = graph_of(
+        [tensor(f"t{n}", 1) for n in range(17)],
+        [
+            op(name, n, reads[n], [n], kind=name.split(".")[-1 if n < 11 else -2], phase=phases[n])
+            for n, name in enumerate(names)
+        ],
+    )
+    assert _cells(graph).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 2, 0, 4, 4]
+
+
+def test_a_module_that_holds_a_list_is_not_called_as_a_whole() -> None:
+    """net has ops of its own and the list net.0, net.1, so its elements are calls; net.1 has an op and the child net.1.c."""
+    paths = ["net", "net.0.c", "net.1", "net.1.c", "", "other.c"]
+    assert _called_modules(paths) == ["net", "net.0.c", "net.1", "net.1", "", "other.c"]
+
+
+def test_repetitions_are_calls() -> None:
+    assert _calls(["mm", "add", "tanh"] * 4) == 4
+    assert _calls(["mm", "add", "mm", "add"]) == 1  # two kinds are too few to be a call
+    assert _calls(["mm", "add", "tanh", "mm"]) == 1
+    assert _calls([]) == 1
 
 
 def test_module_paths_by_hand() -> None:

@@ -2,7 +2,9 @@
 
     colocated               only ops that must share a device: those that write one storage, and a parameter's update
     single-consumer         a group that only one other group reads joins it, repeatedly (ColocRL, rule 2)
-    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2)
+    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2); the number of a list's element is
+                            no level of its own: encoder, layers.0, mm
+    cell                    a call of a module with its gradients, then as single-consumer (ColocRL, rules 1 to 3)
     module                  a module's forward, backward and update ops, over all micro-batches
     module-by-micro-batch   the same, separately for each micro-batch
     layer                   a numbered block of the model with all its modules (model.layers.3), else a module
@@ -25,7 +27,7 @@ from placewise.core.suggestions import did_you_mean
 
 COLOCATED = "colocated"
 
-GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N", "layer")
+GROUPINGS = ("colocated", "single-consumer", "name-prefix:K", "module", "module-by-micro-batch", "coarse:N", "layer", "cell")
 
 KEPT = {"layers": "layer", "modules": "module"}  # what `place --keep` calls groupings
 
@@ -42,7 +44,9 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
     if name == COLOCATED:
         return np.arange(graph.num_groups)
     if name == "single-consumer":
-        return _single_consumer(graph)
+        return _single_consumer(graph, np.arange(graph.num_groups))
+    if name == "cell":
+        return _single_consumer(graph, _cells(graph))
     if name == "coarse":
         source, target, nbytes = group_edges(graph)
         return coarsen(group_work(graph), _first_ops(graph), source, target, nbytes, int(number))
@@ -52,7 +56,7 @@ def group_ops(graph: Graph, grouping: str) -> Ints:
         if op < 0:
             labels.append(("alone", group))  # a home without ops
         elif name == "name-prefix":
-            labels.append(".".join(_SUFFIX.sub("", graph.ops.names[op]).split(".")[: int(number)]))
+            labels.append(_prefix(_SUFFIX.sub("", graph.ops.names[op]), int(number)))
         elif name == "layer":
             labels.append(_layer(module_path(graph, op)))
         elif name == "module":
@@ -66,7 +70,7 @@ def is_grouping(text: str) -> bool:
     """Returns whether a text names a grouping."""
     name, _, number = text.partition(":")
     takes_number = name in ("name-prefix", "coarse")
-    return text in (*GROUPINGS[:2], *GROUPINGS[3:5], "layer") or bool(takes_number and _NUMBER.fullmatch(number))
+    return (text in GROUPINGS and ":" not in text) or bool(takes_number and _NUMBER.fullmatch(number))
 
 
 def unknown_grouping(text: str) -> str:
@@ -126,10 +130,78 @@ def _by_label(labels: list[object]) -> Ints:
     return np.array([known.setdefault(label, len(known)) for label in labels], np.int64)
 
 
-def _single_consumer(graph: Graph) -> Ints:
-    """Returns the fixed point of: if only Y reads X's outputs, X and Y are one group (Mirhoseini et al. 2017, §3)."""
+def _prefix(name: str, levels: int) -> str:
+    """Returns the first levels of a name; a number belongs to the level before it: layers.0 is one level."""
+    found: list[str] = []
+    for word in name.split("."):
+        if word.isdecimal() and found:
+            found[-1] += f".{word}"
+        else:
+            found.append(word)
+    return ".".join(found[:levels])
+
+
+def _cells(graph: Graph) -> Ints:
+    """Returns the cell of each group's first op: [the graph's groups].
+
+    The paper co-locates a gradient with its op, and by hand an LSTM cell, an attention step and their like. Here a call of a
+    module is a cell: ops of the forward pass that follow each other in one module and micro-batch, where ops of the same kinds
+    several times are so many calls. A module that has ops of its own and holds no list is called as a whole. A backward op belongs to the cell of its module that made or read most of what it reads
+    (ties go to the first), else to that of the op before it. The updates of a module are one cell.
+    """
+    phases, paths = graph.ops.phases, _called_modules([module_path(graph, op) for op in range(len(graph.ops))])
+    places = list(zip(paths, graph.ops.micro_batches.tolist(), strict=True))
+    labels: list[object] = [None] * len(graph.ops)
+    first = 0
+    for op in range(1, len(graph.ops) + 1):
+        if op == len(graph.ops) or (phases[op], places[op]) != (phases[first], places[first]):
+            calls = _calls([graph.ops.kinds[n] for n in range(first, op)]) if phases[first] == PHASES.index("forward") else 1
+            for n in range(first, op):
+                labels[n] = (first, (n - first) * calls // (op - first))
+            first = op
+    users: dict[tuple[int, object], list[object]] = {}  # the cells in a place that made or read a tensor
+    for op in np.flatnonzero(phases == PHASES.index("forward")).tolist():
+        for number in (*graph.ops.writes[op].tolist(), *graph.ops.reads[op].tolist()):
+            users.setdefault((number, places[op]), []).append(labels[op])
+    last: tuple[object, object] = (None, None)  # the place and the cell of the backward op before
+    for op in np.flatnonzero(phases == PHASES.index("backward")).tolist():
+        known = [n for n in graph.ops.reads[op].tolist() if graph.producer[n] >= 0]
+        votes = [label for number in known for label in users.get((number, places[op]), ())]
+        if votes or last[0] == places[op]:
+            labels[op] = max(votes, key=votes.count) if votes else last[1]
+        last = places[op], labels[op]
+    for op in np.flatnonzero(phases == PHASES.index("update")).tolist():
+        labels[op] = paths[op]
+    of_group = [("alone", group) if op < 0 else labels[op] for group, op in enumerate(_first_ops(graph).tolist())]
+    return _by_label(of_group)
+
+
+def _called_modules(paths: list[str]) -> list[str]:
+    """Returns the module whose call an op belongs to: the outermost one with ops of its own and without a list in it."""
+    parents = {".".join(words[:n]) for words in (path.split(".") for path in set(paths)) for n in range(1, len(words))}
+    lists = {path.rpartition(".")[0] for path in {*paths, *parents} if path.rpartition(".")[2].isdecimal()}
+    whole = parents & set(paths) - lists
+    called = {}
+    for path in set(paths):
+        words = path.split(".")
+        called[path] = next((p for n in range(1, len(words)) if (p := ".".join(words[:n])) in whole), path)
+    return [called[path] for path in paths]
+
+
+def _calls(kinds: list[str]) -> int:
+    """Returns how many times a list repeats its beginning of at least three kinds; 1 if it is not made of repetitions."""
+    for length in range(3, len(kinds) // 2 + 1):
+        if len(kinds) % length == 0 and kinds == kinds[:length] * (len(kinds) // length):
+            return len(kinds) // length
+    return 1
+
+
+def _single_consumer(graph: Graph, merged: Ints) -> Ints:
+    """Returns the fixed point of: if only Y reads X's outputs, X and Y are one group (Mirhoseini et al. 2017, §3).
+
+    `merged` are the groups that are joined already: [the graph's groups].
+    """
     source, target, _ = group_edges(graph)
-    merged = np.arange(graph.num_groups)
     while True:
         pairs = np.unique(np.stack([merged[source], merged[target]]), axis=1)
         pairs = pairs[:, pairs[0] != pairs[1]]

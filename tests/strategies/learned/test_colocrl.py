@@ -91,17 +91,24 @@ def test_a_round_s_gradients_are_all_of_the_network_that_drew() -> None:
 def test_the_baseline_begins_at_the_failing_signal_and_follows_the_samples() -> None:
     """Ops of 10 flops take 1 s on the CPU and 0.6 s on the GPU: all in turn on the slower one are 3 s."""
     problem = Problem.of(wired([(0, 1), (1, 2)], 3, flops=[10] * 3), mixed_cluster())
-    learner = controllers(problem, controllers=1, samples=2, baseline_decay=0.5)
+    learner = controllers(problem, controllers=1, samples=2, baseline_decay=0.5, first_baseline="failing")
     assert learner.baseline == pytest.approx(3**0.5)
     learner.draw()
     learner.learn(Evaluation(np.array([4.0, 9.0]), np.array([4.0, 9.0]), np.zeros(2, np.int64)))
     assert learner.baseline == pytest.approx((3**0.5 / 2 + 2 / 2) / 2 + 3 / 2)
 
 
+def test_without_a_failing_signal_the_baseline_begins_at_the_first_mean() -> None:
+    learner = controllers(small_problem(0).problem, controllers=1, samples=2, baseline_decay=0.5)
+    learner.draw()
+    notes = learner.learn(Evaluation(np.array([4.0, 16.0]), np.ones(2), np.zeros(2, np.int64)))
+    assert learner.baseline == notes["baseline"] == pytest.approx((3 / 2 + 2 / 2) / 2 + 4 / 2)
+
+
 def test_later_only_placements_that_fit_teach() -> None:
     small = small_problem(1)
     for after, teaches in ((0, False), (1, True)):
-        learner = controllers(small.problem, valid_only_after=after)
+        learner = controllers(small.problem, valid_only_after=after, first_baseline="failing")
         rows, before, baseline = len(learner.draw()), parameters(learner), learner.baseline
         learner.learn(Evaluation(np.arange(1.0, rows + 1), np.ones(rows), np.ones(rows, np.int64)))
         assert torch.equal(parameters(learner), before) is not teaches
@@ -126,9 +133,10 @@ def test_faster_placements_become_more_likely() -> None:
 def test_too_many_blocks_are_coarsened() -> None:
     problem = captured_problem()
     single = Blocks.of(problem, "single-consumer").num_blocks
-    assert ColocRL().blocks(problem).num_blocks == single <= 256
-    assert ColocRL(max_blocks=single - 1).blocks(problem).num_blocks <= single - 1
-    assert np.array_equal(ColocRL(max_blocks=20).blocks(problem).of_group, Blocks.of(problem, "coarse:20").of_group)
+    assert ColocRL(grouping="single-consumer").blocks(problem).num_blocks == single <= 256
+    assert ColocRL(grouping="single-consumer", max_blocks=single - 1).blocks(problem).num_blocks <= single - 1
+    few = ColocRL(grouping="single-consumer", max_blocks=20).blocks(problem)
+    assert np.array_equal(few.of_group, Blocks.of(problem, "coarse:20").of_group)
 
 
 def test_a_warm_start_is_where_the_samples_begin() -> None:

@@ -75,9 +75,9 @@ def test_what_the_placer_reads_of_three_groups_of_five_ops() -> None:
     """
     read = Units.of(five_ops()).grouped(np.array([0, 0, 2, 2, 2]), 3)
     one = math.log10(2)
-    assert read[0].tolist() == pytest.approx([one, one, 0, 0, math.log10(1108) / 10, 0, 0, 1])
-    assert read[1].tolist() == [0] * 8
-    assert read[2].tolist() == pytest.approx([0, one, one, one, 0.4, 0, 0, 0])
+    assert read[0].tolist() == pytest.approx([one, one, 0, 0, math.log10(1108) / 10, 0, 0, 1, 0, 0, 0])
+    assert read[1].tolist() == [0] * 11
+    assert read[2].tolist() == pytest.approx([0, one, one, one, 0.4, 0, 0, 0, 1, 0, 0])
 
 
 def hierarchy(problem: Problem, known: Any = None, seed: int = 0, **settings: Any) -> Hierarchy:
@@ -93,6 +93,7 @@ def test_a_device_is_drawn_by_the_softmax_of_c_tanh_l_over_t() -> None:
     learner = hierarchy(five_ops(), exploration=0.5, groups=5, placements=3)
     with torch.no_grad():
         learner.placer.output.weight.zero_()
+        learner.placer.own_output.weight.zero_()
         learner.placer.output.bias.copy_(torch.tensor([20.0, 0.0]))
         learner.draw()
         logs = learner.placer_logs()
@@ -104,7 +105,7 @@ def test_a_device_is_drawn_by_the_softmax_of_c_tanh_l_over_t() -> None:
 
 def test_a_placement_is_a_device_for_each_group_of_one_grouping() -> None:
     problem = captured_problem()
-    learner = hierarchy(problem, groups=9)
+    learner = hierarchy(problem, groups=9, group_confidence=0.5)
     placements = learner.draw()
     assert placements.shape == (4, problem.num_groups)
     free = problem.allowed.all(axis=1)
@@ -122,22 +123,22 @@ def test_the_loss_is_that_of_both_networks() -> None:
     All four placements share the grouping, so its probability rises if they are better than the baseline on average.
     """
     small = small_problem(5)
-    learner = hierarchy(small.problem, advantage="raw", noise=0.0, learning_rate=1e-3, placements=8)
-    learner.baseline = 2.0
+    learner = hierarchy(small.problem, advantage="raw", noise=0.0, output_rate=1e-3, placements=8)
+    learner.baseline = 0.9
     learner.draw()
-    cost = np.where(np.arange(8) < 4, 0.25, 1.0)  # signals 0.5 and 1, the baseline is 2
+    cost = np.where(np.arange(8) < 4, 0.25, 1.0)  # signals 0.5 and 1, the baseline is 0.9
     before = likelihoods(learner)
     learner.learn(Evaluation(cost, cost, np.zeros(8, np.int64)))
     after = likelihoods(learner)
     assert after[0] > before[0]  # the grouping
     assert (after[1] - before[1])[:4].mean() > (after[1] - before[1])[4:].mean()
-    assert learner.baseline < 2
+    assert learner.baseline != 0.9
 
 
 def likelihoods(learner: Hierarchy) -> tuple[float, Any]:
     """Returns the logarithms of the probability of the last grouping, and of each of the last placements."""
     with torch.no_grad():
-        grouping = training.chosen(torch.log_softmax(learner.grouper(learner.inputs), dim=1), torch.tensor(learner.groups))
+        grouping = training.chosen(torch.log_softmax(learner.grouper(learner.inputs) + learner.bias, dim=1), torch.tensor(learner.groups))
         used = np.bincount(learner.groups, minlength=learner.num_groups) > 0
         placed = training.chosen(learner.placer_logs(), learner.placements)[:, used]
     return float(grouping.sum()), placed.sum(dim=1).numpy()
@@ -145,7 +146,7 @@ def likelihoods(learner: Hierarchy) -> tuple[float, Any]:
 
 def test_a_group_without_units_has_no_part_in_the_loss() -> None:
     """All units in group 0 of five: with a gradient from groups 1 to 4 the loss would not be that of one decision."""
-    learner = hierarchy(five_ops(), groups=5, grouping="random", noise=0.0, exploration=0.0, advantage="raw")
+    learner = hierarchy(five_ops(), groups=5, grouping="fixed", noise=0.0, exploration=0.0, advantage="raw")
     learner.groups = np.zeros(5, np.int64)
     learner.baseline = 3.0
     learner.draw()
@@ -186,7 +187,7 @@ def test_units_of_a_group_that_share_no_device_go_where_they_can() -> None:
     problem.check_placements(placements)
 
 
-@pytest.mark.parametrize("grouping", ["random", "none"])
+@pytest.mark.parametrize("grouping", ["fixed", "none"])
 def test_ablations_learn_the_placer_alone(grouping: Any) -> None:
     problem = small_problem(0).problem
     learner = hierarchy(problem, grouping=grouping)
@@ -205,6 +206,30 @@ def test_no_grouping_refuses_a_large_graph() -> None:
     problem = chain(MOST_UNGROUPED + 1)
     with pytest.raises(StrategyError, match="grouping none takes at most 4096 groups, the problem has 4097"):
         next(Hdp(grouping="none").search(problem, np.random.default_rng(0)))
+
+
+@pytest.mark.parametrize("first_groups", ["coarse", "stretches", "random"])
+def test_the_grouper_begins_at_its_first_groups(first_groups: Any) -> None:
+    """With a confidence of 0.999 nearly all units are drawn where they begin; a fixed grouping stays exactly there."""
+    problem = captured_problem()
+    learner = hierarchy(problem, groups=16, first_groups=first_groups)
+    first = learner.groups
+    assert 10 <= len(np.unique(first)) <= 16
+    learner.draw()
+    assert float((learner.groups == first).mean()) > 0.98
+    if first_groups == "stretches":
+        assert (np.diff(first) >= 0).all()
+    fixed = hierarchy(problem, groups=16, first_groups=first_groups, grouping="fixed")
+    fixed.draw()
+    assert np.array_equal(fixed.groups, first)
+
+
+def test_a_group_is_drawn_by_its_chance() -> None:
+    """Of 6,000 units with the chances 0.1, 0 and 0.9 for groups 0, 1 and 2, a tenth is in group 0 and none in group 1."""
+    learner = hierarchy(five_ops(), groups=3)
+    drawn = learner._draw_groups(torch.tensor([[0.1, 0.0, 0.9]]).expand(6000, -1).contiguous())
+    assert float((drawn == 0).float().mean()) == pytest.approx(0.1, abs=0.015)
+    assert not (drawn == 1).any()
 
 
 def test_a_known_placement_is_split_by_device() -> None:

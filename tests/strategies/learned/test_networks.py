@@ -41,6 +41,39 @@ def test_drawing_step_by_step_follows_the_probabilities_of_one_pass(seed: int, s
     assert len(torch.unique(placements, dim=0)) > 1
 
 
+def test_a_table_adds_its_row_to_the_logits_of_a_block() -> None:
+    made = network(0, table_blocks=3)
+    inputs, placements = torch.zeros((3, 4)), torch.zeros((1, 3), dtype=torch.int64)
+    assert made.table is not None
+    with torch.no_grad():
+        before = made(made.read(inputs), placements)[0]
+        made.table.weight[1] = torch.tensor([1.0, 2.0, 3.0])
+        after = made(made.read(inputs), placements)[0]
+    assert torch.allclose(after - before, torch.tensor([[0.0] * 3, [1.0, 2.0, 3.0], [0.0] * 3]), atol=1e-6)
+
+
+def test_parts_of_a_network_have_rates_of_their_own() -> None:
+    made = network(0, table_blocks=3)
+    parts = {rate["lr"]: {id(p) for p in rate["params"]} for rate in training.rated(made, 0.1, 0.2, 0.3)}
+    assert made.table is not None
+    assert parts[0.3] == {id(made.table.weight)}
+    assert parts[0.2] == {id(p) for p in (*made.output.parameters(), made.own_output.weight)}
+    assert sum(map(len, parts.values())) == len(list(made.parameters()))
+    assert [part["lr"] for part in training.rated(network(0), 0.1)] == [0.1]
+
+
+def test_an_lstm_begins_by_remembering() -> None:
+    """The biases of the forget gates, the second quarter, are 1 together; all others are 0."""
+    made = network(0)
+    for layer in (made.encoder.bias_ih_l0 + made.encoder.bias_hh_l0, made.decoder.bias_ih_l1 + made.decoder.bias_hh_l1):
+        assert layer.view(4, 8).tolist() == [[0.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]
+
+
+def test_standardised_columns() -> None:
+    """Values 1 and 3 are -1 and 1; a column of equal values is 0."""
+    assert features.standardised(np.array([[1.0, 5.0], [3.0, 5.0]])).tolist() == [[-1, 0], [1, 0]]
+
+
 def test_draws_have_the_probabilities_of_the_softmax() -> None:
     """With initial probabilities 0.2, 0, 0.8 and logits of nearly 0, a fifth of the draws is device 0, none is 1."""
     generator = torch.Generator().manual_seed(0)

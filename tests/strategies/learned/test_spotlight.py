@@ -123,9 +123,18 @@ def judged(seconds: Floats) -> Evaluation:
     return Evaluation(seconds, seconds, np.zeros(len(seconds), np.int64))
 
 
+def test_the_baseline_can_be_a_moving_average() -> None:
+    """It begins at the mean of the first batch, 2; with a decay of 0.5 times 5 and 1 then give (2 / 2 + 5 / 2) / 2 + 1 / 2."""
+    learner = stages(small_problem(0).problem, advantage="raw", baseline_decay=0.5)
+    learner.draw()
+    assert learner.learn(judged(np.array([1.0, 3.0])))["baseline"] == 2
+    learner.draw()
+    assert learner.learn(judged(np.array([5.0, 1.0])))["baseline"] == 2.25
+
+
 def test_rewards_are_against_the_mean_of_all_earlier_trials() -> None:
     """Times 1 and 3, then 5 and 1: the second batch is against 2, the baseline after it is 10 / 4."""
-    learner = stages(small_problem(0).problem, advantage="raw", reward_scale=10.0)
+    learner = stages(small_problem(0).problem, advantage="raw", reward_scale=10.0, baseline_decay=1.0)
     assert learner.rewards(np.array([1.0, 3.0])).tolist() == pytest.approx([10, -10])
     learner.draw()
     assert learner.learn(judged(np.array([1.0, 3.0])))["baseline"] == 2

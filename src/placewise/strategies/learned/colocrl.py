@@ -4,6 +4,7 @@ Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning. IC
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -26,12 +27,15 @@ class ColocRL:
 
     samples: int = 4  # placements of a controller for an update
     controllers: int = 4  # they share the network
-    grouping: str = "single-consumer"
+    grouping: str = "coarse:64"
     max_blocks: int = 256  # most decisions; if the grouping has more, coarse:max_blocks replaces it
     units: int = 256
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-4  # of the LSTMs
+    output_rate: float = 0.005  # of the layers that give the logits
+    table_rate: float = 0.0  # of a learned table of logits besides the network; 0: there is none
     max_norm: float = 1.0
     baseline_decay: float = 0.9
+    first_baseline: Literal["mean", "failing"] = "mean"  # of the first samples, or the signal of what barely fails to fit
     advantage: Advantage = "normalised"
     exploration: float = 1.0  # decisions of a placement that are uniform, on average
     valid_only_after: int = 5000  # updates, from which on only placements that fit teach
@@ -41,10 +45,10 @@ class ColocRL:
 
     def __post_init__(self) -> None:
         check_fields(self, "samples controllers max_blocks units start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check_fields(self, "learning_rate max_norm", lambda v: v > 0, "must be above 0")
+        check_fields(self, "learning_rate output_rate max_norm", lambda v: v > 0, "must be above 0")
         check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
         check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
-        check_fields(self, "exploration valid_only_after", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "exploration valid_only_after table_rate", lambda v: v >= 0, "must be at least 0")
         check_grouping(self.grouping)
         check_start(self.start)
 
@@ -94,14 +98,24 @@ class Controllers:
         shares, others = read_blocks(problem, blocks)
         width, num_kinds = KIND_WIDTH + others.shape[1], shares.shape[1]
         network = training.build_network(
-            lambda: Seq2Seq(width, problem.num_devices, units=settings.units, layers=1), self.generator
+            lambda: Seq2Seq(
+                width,
+                problem.num_devices,
+                units=settings.units,
+                layers=1,
+                table_blocks=blocks.num_blocks if settings.table_rate else 0,
+            ),
+            self.generator,
         )
         embedding = training.build_network(lambda: KindEmbedding(num_kinds), self.generator)
-        inputs = training.to_tensor(np.concatenate([shares, others], axis=1))
+        inputs = training.to_tensor(features.standardised(np.concatenate([shares, others], axis=1)))
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
         self.policy = Policy(network, inputs, prior, embedding)
-        self.optimizer: torch.optim.Optimizer = training.adam(self.policy, settings.learning_rate)
-        self.baseline, self.updates = training.failing_signal(problem), 0
+        self.optimizer: torch.optim.Optimizer = training.adam(
+            training.rated(self.policy, settings.learning_rate, settings.output_rate, settings.table_rate)
+        )
+        self.baseline = training.failing_signal(problem) if settings.first_baseline == "failing" else None
+        self.updates = 0
         self.placements = torch.zeros(0, dtype=torch.int64)  # [controllers * samples, blocks], the last ones
 
     def draw(self) -> Ints:
@@ -114,7 +128,8 @@ class Controllers:
         """Updates the policy once for each controller; returns the notes."""
         signals = training.signals(evaluation.cost)
         teaches = (evaluation.overflow_bytes == 0) | (self.updates < self.settings.valid_only_after)
-        better = advantages(signals, self.baseline, self.settings.advantage)
+        baseline = float(signals.mean()) if self.baseline is None else self.baseline
+        better = advantages(signals, baseline, self.settings.advantage)
         gains = training.to_tensor(np.where(teaches, better, 0.0))
         found: list[list[Tensor]] = []
         losses, entropies = [], []
@@ -130,6 +145,6 @@ class Controllers:
                 continue  # or else momentum alone would move the policy
             training.descend(self.optimizer, self.policy, gradients, self.settings.max_norm)
         self.updates += len(found)
-        self.baseline = moving_average(self.baseline, signals[teaches], self.settings.baseline_decay)
+        self.baseline = moving_average(baseline, signals[teaches], self.settings.baseline_decay)
         means = {"loss": float(np.mean(losses)), "entropy": float(np.mean(entropies))}
         return training.notes_of(evaluation, self.updates, **means, baseline=self.baseline)

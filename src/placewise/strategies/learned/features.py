@@ -92,6 +92,13 @@ def adjacency(source: Ints, target: Ints, num_labels: int) -> Floats:
     return matrix
 
 
+def standardised(rows: Floats) -> Floats:
+    """Returns rows whose columns have the mean 0 and the deviation 1 over the rows, or are 0 where all are alike."""
+    deviation = rows.std(axis=0)
+    result: Floats = (rows - rows.mean(axis=0)) / np.where(deviation > 1e-9, deviation, np.inf)
+    return result
+
+
 def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
     """Returns the sum of the rows of each label: [labels, columns] from [rows] and [rows, columns]."""
     return np.stack([sum_by_label(labels, column, num_labels) for column in rows.T], axis=1)

@@ -15,6 +15,7 @@ from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
+from placewise.strategies.blocks import Blocks
 from placewise.strategies.hyper_parameters import check_fields
 from placewise.strategies.learned import features, training
 from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
@@ -58,17 +59,17 @@ class Units:
         return np.concatenate([shares, self.sizes, self.neighbours], axis=1)
 
     def grouped(self, groups: Ints, num_groups: int) -> Floats:
-        """Returns the placer's inputs, from each unit's group [units]: [groups, kinds + 1 + groups].
+        """Returns the placer's inputs, from each unit's group [units]: [groups, kinds + 1 + 2 groups].
 
-        The columns are log10(1 + number of ops of a kind), the total size of all outputs, and 1 for every group that reads
-        from it.
+        The columns are log10(1 + number of ops of a kind), the total size of all outputs, 1 for every group that reads from
+        it, and 1 for every group that it reads from.
         """
         counts = features.column_sums(groups, self.kinds, num_groups)
         nbytes = sum_by_label(groups, self.output_bytes, num_groups)
         source, target = groups[self.source], groups[self.target]
         between = source != target
         readers = features.adjacency(source[between], target[between], num_groups)
-        return np.concatenate([np.log10(1.0 + counts), features.scaled(nbytes)[:, None], readers], axis=1)
+        return np.concatenate([np.log10(1.0 + counts), features.scaled(nbytes)[:, None], readers, readers.T], axis=1)
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,18 @@ class Hdp:
     """Draws a grouping and some placements of it, and moves both networks towards faster ones."""
 
     placements: int = 4  # of one grouping for an update
-    groups: int = 256
-    grouping: Literal["learned", "random", "none"] = "learned"
+    groups: int = 64
+    grouping: Literal["learned", "fixed", "none"] = "learned"
+    first_groups: Literal["coarse", "stretches", "random"] = "coarse"  # what the grouper begins at, or keeps if it is fixed
+    group_confidence: float = 0.999  # the probability of a unit's first group
     hidden: int = 64  # units of the grouper
     units: int = 256  # of the placer's LSTMs
     ceiling: float = 5.0  # C
     temperature: float = 10.0  # T
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-4  # of the placer's LSTMs
+    grouper_rate: float = 1e-3  # of the grouper
+    output_rate: float = 0.01  # of the layers that give the logits
+    table_rate: float = 0.0  # of a learned table of logits besides the placer; 0: there is none
     max_norm: float = 1.0
     baseline_decay: float = 0.9
     advantage: Advantage = "normalised"
@@ -95,10 +101,10 @@ class Hdp:
 
     def __post_init__(self) -> None:
         check_fields(self, "placements groups hidden units start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check_fields(self, "ceiling temperature learning_rate max_norm", lambda v: v > 0, "must be above 0")
-        check_fields(self, "noise early_updates exploration", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "ceiling temperature learning_rate grouper_rate output_rate max_norm", lambda v: v > 0, "must be above 0")
+        check_fields(self, "noise early_updates exploration table_rate", lambda v: v >= 0, "must be at least 0")
         check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
-        check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
+        check_fields(self, "confidence group_confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_start(self.start)
 
     def search(self, problem: Problem, rng: np.random.Generator) -> Search:
@@ -138,27 +144,31 @@ class Hierarchy:
         self.units = Units.of(problem)
         self.num_groups = problem.num_groups if settings.grouping == "none" else min(settings.groups, problem.num_groups)
         embedded, num_kinds = self.units.embedded(), self.units.kinds.shape[1]
-        self.inputs = training.to_tensor(embedded)
+        self.inputs = training.to_tensor(features.standardised(embedded))
         self.grouper = training.build_network(
             lambda: Grouper(num_kinds, embedded.shape[1], settings.hidden, self.num_groups), self.generator
         )
         self.placer = training.build_network(
             lambda: Seq2Seq(
-                num_kinds + 1 + self.num_groups,
+                num_kinds + 1 + 2 * self.num_groups,
                 problem.num_devices,
                 units=settings.units,
                 layers=1,
                 two_ways=True,
                 ceiling=settings.ceiling,
                 temperature=settings.temperature,
+                table_blocks=self.num_groups if settings.table_rate else 0,
             ),
             self.generator,
         )
         self.learning = nn.ModuleList([self.grouper, self.placer] if settings.grouping == "learned" else [self.placer])
-        self.optimizer = training.adam(self.learning, settings.learning_rate)
+        parts = training.rated(self.placer, settings.learning_rate, settings.output_rate, settings.table_rate)
+        if settings.grouping == "learned":
+            parts = training.rated(self.grouper, settings.grouper_rate) + parts
+        self.optimizer = training.adam(parts)
         self.initial = initial_probabilities(problem.allowed, known, settings.confidence)  # [units, devices]
-        self.bias = self._grouper_bias(known)  # [units, groups]
-        self.groups = self._first_groups(rng)  # [units], the last ones that were drawn
+        self.groups = self._first_groups(known, rng)  # [units], the last ones that were drawn
+        self.bias = self._grouper_bias()  # [units, groups]
         self.placements = torch.zeros(0, dtype=torch.int64)  # [placements, groups], the last ones
         self.baseline: float | None = None
         self.updates = 0
@@ -168,10 +178,7 @@ class Hierarchy:
         if self.settings.grouping == "learned":
             with torch.no_grad():
                 logits = self.grouper(self.inputs) + self.bias
-            chances = torch.softmax(logits + self.noise(logits.shape), dim=1)
-            self.groups = training.to_array(
-                (chances / training.waiting_times(tuple(chances.shape), self.generator)).argmax(dim=1)
-            )
+            self.groups = training.to_array(self._draw_groups(torch.softmax(logits + self.noise(logits.shape), dim=1)))
         prior = self._prior()
         prior = prior._replace(bias=prior.bias + self.noise(prior.bias.shape))
         with torch.no_grad():
@@ -179,6 +186,13 @@ class Hierarchy:
         waits = training.waiting_times((self.settings.placements, *prior.bias.shape), self.generator)
         self.placements = self.placer.sample(memory, prior, waits)
         return move_to_allowed(self.problem, training.to_array(self.placements)[:, self.groups])
+
+    def _draw_groups(self, chances: Tensor) -> Tensor:
+        """Returns a group for each unit, drawn by its chances: [units] from [units, groups]."""
+        reach = chances.cumsum(dim=1)
+        points = torch.rand((len(reach), 1), generator=self.generator) * reach[:, -1:]
+        drawn: Tensor = torch.searchsorted(reach, points, right=True)[:, 0].clamp_(max=self.num_groups - 1)
+        return drawn
 
     def learn(self, evaluation: Evaluation) -> dict[str, float]:
         """Updates both networks; returns the notes."""
@@ -190,20 +204,21 @@ class Hierarchy:
         logs = self.placer_logs()  # [placements, groups, devices]
         used = torch.tensor(np.bincount(self.groups, minlength=self.num_groups) > 0)
         loss = training.reinforce_loss(training.chosen(logs, self.placements)[:, used].mean(dim=1), gains)
+        grouper_entropy = {}
         if self.settings.grouping == "learned":
-            chosen = training.chosen(
-                torch.log_softmax(self.grouper(self.inputs) + self.bias, dim=1), torch.tensor(self.groups)
-            )
-            loss = loss + training.reinforce_loss(chosen.mean(), gains)
+            group_logs = torch.log_softmax(self.grouper(self.inputs) + self.bias, dim=1)
+            loss = loss + training.reinforce_loss(training.chosen(group_logs, torch.tensor(self.groups)).mean(), gains)
+            grouper_entropy = {"grouper_entropy": training.mean_entropy(group_logs.detach()).item()}
         gradients = training.gradients(loss, self.learning, "hdp", self.updates)
         if gains.any():  # or else momentum alone would move them
             training.descend(self.optimizer, self.learning, gradients, self.settings.max_norm)
         self.baseline = moving_average(baseline, signals[teaches], self.settings.baseline_decay)
-        entropy = training.mean_entropy(logs.detach()[:, used]).item()
-        return training.notes_of(evaluation, self.updates, loss=loss.item(), entropy=entropy, baseline=self.baseline)
+        seen = {"entropy": training.mean_entropy(logs.detach()[:, used]).item(), "baseline": self.baseline}
+        seen |= {"groups_used": float(used.sum())} | grouper_entropy
+        return training.notes_of(evaluation, self.updates, loss=loss.item(), **seen)
 
     def _placer_inputs(self) -> Tensor:
-        return training.to_tensor(self.units.grouped(self.groups, self.num_groups))
+        return training.to_tensor(features.standardised(self.units.grouped(self.groups, self.num_groups)))
 
     def placer_logs(self) -> Tensor:
         """Returns the logarithms of the probabilities at every group of the last placements."""
@@ -222,19 +237,36 @@ class Hierarchy:
             return torch.zeros(())
         return self.settings.noise * torch.randn(shape, generator=self.generator).clamp_(-1, 1)
 
-    def _grouper_bias(self, known: Ints | None) -> Tensor:
-        """Returns the grouper's bias [units, groups]: towards groups of units on one device of a known placement."""
-        if known is None:
+    def _grouper_bias(self) -> Tensor:
+        """Returns the grouper's bias [units, groups], towards the first groups."""
+        if self.settings.grouping != "learned":
             return torch.zeros(())
-        wanted = split_by_device(known, self.num_groups)
-        every = np.ones((len(known), self.num_groups), np.bool_)
-        return training.prior_of(initial_probabilities(every, wanted, self.settings.confidence), every, 0.0).bias
+        every = np.ones((len(self.groups), self.num_groups), np.bool_)
+        chances = initial_probabilities(every, self.groups, self.settings.group_confidence)
+        return training.prior_of(chances, every, 0.0).bias
 
-    def _first_groups(self, rng: np.random.Generator) -> Ints:
-        """Returns the first groups, which stay if they are not learned: [units]."""
-        if self.settings.grouping == "none":
-            return np.arange(self.problem.num_groups)
-        return rng.integers(self.num_groups, size=self.problem.num_groups)
+    def _first_groups(self, known: Ints | None, rng: np.random.Generator) -> Ints:
+        """Returns the groups that the grouper begins at: [units].
+
+        With a known placement they are split by its devices; otherwise they are coarse blocks of the graph, stretches of the
+        program, or random.
+        """
+        num_units, settings = self.problem.num_groups, self.settings
+        if settings.grouping == "none":
+            return np.arange(num_units)
+        if known is not None:
+            return split_by_device(known, self.num_groups)
+        if settings.first_groups == "coarse":
+            blocks = Blocks.of(self.problem, f"coarse:{self.num_groups}").of_group
+            return blocks if int(blocks.max(initial=0)) < self.num_groups else _at_most(blocks, self.num_groups)
+        if settings.first_groups == "stretches":
+            return split_by_device(np.zeros(num_units, np.int64), self.num_groups)
+        return rng.integers(self.num_groups, size=num_units)
+
+
+def _at_most(groups: Ints, most: int) -> Ints:
+    """Returns groups of which those with the highest numbers, more than `most`, have joined others in turn: [units]."""
+    return np.where(groups < most, groups, groups % most)
 
 
 def split_by_device(placement: Ints, num_groups: int) -> Ints:

@@ -2,6 +2,9 @@
 
 The attention is by content, with a bilinear score (Luong et al. 2015): the additive score of Bahdanau et al. needs a hidden
 layer for each pair of steps. The decoder attends after its step, not before it, so a known placement takes a single pass.
+
+A block's logits also read the block itself, past the decoder: its input and the encoder's state. A decoder's states are much
+alike for all blocks (their mean cosine is 0.9 before any update), so without this path an update of one block moves all.
 """
 
 from typing import NamedTuple
@@ -22,6 +25,7 @@ class Memory(NamedTuple):
     keys: Tensor  # [blocks, units], compared with the decoder's state
     hidden: Tensor  # [layers, 1, units], where the decoder begins
     cell: Tensor  # [layers, 1, units]
+    own: Tensor  # [blocks, devices], the part of the logits that a block has from itself
 
 
 class Prior(NamedTuple):
@@ -47,7 +51,8 @@ class Prior(NamedTuple):
 class Seq2Seq(nn.Module):
     """Reads blocks [blocks, width] and gives logits for each block's device, from the devices of the blocks before it.
 
-    With a `ceiling` C and a `temperature` T, the logits become C tanh(logits / T).
+    With a `ceiling` C and a `temperature` T, the logits become C tanh(logits / T). With `table_blocks` there is a learned
+    table of logits besides, which no layer shares: [table_blocks, devices].
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Seq2Seq(nn.Module):
         two_ways: bool = False,
         ceiling: float = 0.0,
         temperature: float = 1.0,
+        table_blocks: int = 0,
     ) -> None:
         super().__init__()
         wide = units * (2 if two_ways else 1)
@@ -68,13 +74,19 @@ class Seq2Seq(nn.Module):
         self.decoder = nn.LSTM(wide + DEVICE_WIDTH, units, layers)
         self.key = nn.Linear(wide, units, bias=False)
         self.output = nn.Linear(units + wide, num_devices)
+        self.own_output = nn.Linear(wide + width, num_devices, bias=False)
+        self.table = nn.Embedding(table_blocks, num_devices) if table_blocks else None
         self.num_devices, self.ceiling, self.temperature = num_devices, ceiling, temperature
 
     def read(self, inputs: Tensor) -> Memory:
         """Returns what the encoder reads in the blocks: [blocks, width]."""
-        states, (hidden, cell) = self.encoder(inputs[:, None])
+        read, (hidden, cell) = self.encoder(inputs[:, None])
+        states = read[:, 0]
         ways = 2 if self.encoder.bidirectional else 1
-        return Memory(states[:, 0], self.key(states[:, 0]), hidden[::ways], cell[::ways])
+        own = self.own_output(torch.cat([states, inputs], dim=1))
+        if self.table is not None:
+            own = own + self.table.weight
+        return Memory(states, self.key(states), hidden[::ways], cell[::ways], own)
 
     def forward(self, memory: Memory, placements: Tensor) -> Tensor:
         """Returns the logits of each block given the placement of those before it: [batch, blocks, devices].
@@ -87,7 +99,7 @@ class Seq2Seq(nn.Module):
         states = memory.states[:, None].expand(-1, batch, -1)
         begin = tuple(state.expand(-1, batch, -1).contiguous() for state in (memory.hidden, memory.cell))
         decided, _ = self.decoder(torch.cat([states, fed], dim=2), begin)  # [blocks, batch, units]
-        return self._logits(memory, decided).transpose(0, 1)
+        return self._logits(memory, decided, memory.own[:, None]).transpose(0, 1)
 
     @torch.no_grad()
     def sample(self, memory: Memory, prior: Prior, waits: Tensor) -> Tensor:
@@ -101,15 +113,16 @@ class Seq2Seq(nn.Module):
         last = torch.full((batch,), self.num_devices)
         placements = torch.empty((batch, blocks), dtype=torch.int64)
         for block in range(blocks):
-            probabilities = prior.at(block).probabilities(self._logits(memory, steps.next(block, last)))
+            logits = self._logits(memory, steps.next(block, last), memory.own[block])
+            probabilities = prior.at(block).probabilities(logits)
             last = (probabilities / waits[:, block]).argmax(dim=1)
             placements[:, block] = last
         return placements
 
-    def _logits(self, memory: Memory, decided: Tensor) -> Tensor:
-        """Returns the logits of decoder states: [..., units] -> [..., devices]."""
+    def _logits(self, memory: Memory, decided: Tensor, own: Tensor) -> Tensor:
+        """Returns the logits of decoder states and of the blocks' own parts: [..., units], [..., devices] -> [..., devices]."""
         attended = torch.softmax(decided @ memory.keys.T, dim=-1) @ memory.states
-        logits: Tensor = self.output(torch.cat([decided, attended], dim=-1))
+        logits: Tensor = self.output(torch.cat([decided, attended], dim=-1)) + own
         return self.ceiling * torch.tanh(logits / self.temperature) if self.ceiling else logits
 
 

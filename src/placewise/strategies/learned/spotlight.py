@@ -15,8 +15,8 @@ from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.problem import Problem
 from placewise.strategies.blocks import Blocks, check_grouping
 from placewise.strategies.hyper_parameters import check_fields
-from placewise.strategies.learned import training
-from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities
+from placewise.strategies.learned import features, training
+from placewise.strategies.learned.maths import Advantage, advantages, initial_probabilities, moving_average
 from placewise.strategies.learned.networks import Policy, Seq2Seq
 from placewise.strategies.warm_start import begin, check_start
 
@@ -26,14 +26,17 @@ class Spotlight:
     """Places one block at each stage of a Markov decision process, and learns from the time at the end."""
 
     batch: int = 10
-    grouping: str = "name-prefix:2"
-    units: int = 256
+    grouping: str = "coarse:64"
+    units: int = 128
     layers: int = 2
-    learning_rate: float = 1e-4
-    ascent_steps: int = 10
+    learning_rate: float = 1e-4  # of the LSTMs
+    output_rate: float = 0.003  # of the layers that give the logits
+    table_rate: float = 0.0  # of a learned table of logits besides the network; 0: there is none
+    baseline_decay: float = 0.9  # of the moving average of the times; 1: the mean of all earlier ones
+    ascent_steps: int = 6
     kl_weight: float = 1.0  # beta
     exploration: float = 1.0  # decisions of a placement that are uniform, on average
-    reward_scale: float = 10.0
+    reward_scale: float = 1.0
     advantage: Advantage = "normalised"
     start: str = "none"
     start_evaluations: int = 480
@@ -41,8 +44,9 @@ class Spotlight:
 
     def __post_init__(self) -> None:
         check_fields(self, "batch units layers ascent_steps start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check_fields(self, "learning_rate reward_scale", lambda v: v > 0, "must be above 0")
-        check_fields(self, "kl_weight exploration", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "learning_rate output_rate reward_scale", lambda v: v > 0, "must be above 0")
+        check_fields(self, "kl_weight exploration table_rate", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "baseline_decay", lambda v: 0 <= v <= 1, "must be from 0 to 1")
         check_fields(self, "confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_grouping(self.grouping)
         check_start(self.start)
@@ -103,12 +107,22 @@ class Stages:
         self.generator = training.seeded_generator(rng)
         num_blocks, num_devices = initial.shape
         network = training.build_network(
-            lambda: Seq2Seq(num_blocks, num_devices, units=settings.units, layers=settings.layers), self.generator
+            lambda: Seq2Seq(
+                num_blocks,
+                num_devices,
+                units=settings.units,
+                layers=settings.layers,
+                table_blocks=num_blocks if settings.table_rate else 0,
+            ),
+            self.generator,
         )
         prior = training.prior_of(initial, blocks.allowed, settings.exploration)
-        self.policy = Policy(network, torch.eye(num_blocks), prior)  # a block is only its number
-        self.optimizer = training.adam(self.policy, settings.learning_rate)
-        self.num_trials, self.total_seconds, self.updates = 0, 0.0, 0
+        numbers = training.to_tensor(features.standardised(np.eye(num_blocks)))  # a block is only its number
+        self.policy = Policy(network, numbers, prior)
+        self.optimizer = training.adam(
+            training.rated(self.policy, settings.learning_rate, settings.output_rate, settings.table_rate)
+        )
+        self.num_trials, self.baseline, self.updates = 0, 0.0, 0
         self.placements = torch.zeros(0, dtype=torch.int64)  # [batch, blocks], the last ones
 
     def draw(self) -> Ints:
@@ -123,11 +137,19 @@ class Stages:
         seconds = evaluation.cost
         trials = Trials(self.placements, self.rewards(seconds), torch.full((len(seconds),), 1 / len(seconds)))
         objective, entropy = ascend(self.policy, self.optimizer, trials, self.settings, self.updates)
-        self.num_trials, self.total_seconds = self.num_trials + len(seconds), self.total_seconds + float(seconds.sum())
-        baseline = self.total_seconds / self.num_trials
-        return training.notes_of(evaluation, self.updates, loss=-objective, entropy=entropy, baseline=baseline)
+        self._follow(seconds)
+        return training.notes_of(evaluation, self.updates, loss=-objective, entropy=entropy, baseline=self.baseline)
 
     def rewards(self, seconds: Floats) -> Tensor:
-        """Returns the scaled rewards, mean time of all earlier trials - time: [batch]; the first batch uses its own mean."""
-        baseline = self.total_seconds / self.num_trials if self.num_trials else float(seconds.mean())
+        """Returns the scaled rewards, average time of earlier trials - time: [batch]; the first batch uses its own mean."""
+        baseline = self.baseline if self.num_trials else float(seconds.mean())
         return training.to_tensor(self.settings.reward_scale * advantages(seconds, baseline, self.settings.advantage))
+
+    def _follow(self, seconds: Floats) -> None:
+        """Moves the baseline after a batch: the moving average, or with a decay of 1 the mean of all trials."""
+        seen, decay = self.num_trials, self.settings.baseline_decay
+        self.num_trials += len(seconds)
+        if decay == 1:
+            self.baseline += (float(seconds.sum()) - len(seconds) * self.baseline) / self.num_trials
+        else:
+            self.baseline = moving_average(self.baseline if seen else None, seconds, decay)
