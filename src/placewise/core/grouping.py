@@ -2,8 +2,8 @@
 
     colocated               only ops that must share a device: those that write one storage, and a parameter's update
     single-consumer         a group that only one other group reads joins it, repeatedly (ColocRL, rule 2)
-    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2); the number of a list's element is
-                            no level of its own: encoder, layers.0, mm
+    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2); a list's number is no level of its
+                            own: encoder, layers.0, mm
     cell                    a call of a module with its gradients, then as single-consumer (ColocRL, rules 1 to 3)
     module                  a module's forward, backward and update ops, over all micro-batches
     module-by-micro-batch   the same, separately for each micro-batch
@@ -145,9 +145,10 @@ def _cells(graph: Graph) -> Ints:
     """Returns the cell of each group's first op: [the graph's groups].
 
     The paper co-locates a gradient with its op, and by hand an LSTM cell, an attention step and their like. Here a call of a
-    module is a cell: ops of the forward pass that follow each other in one module and micro-batch, where ops of the same kinds
-    several times are so many calls. A module that has ops of its own and holds no list is called as a whole. A backward op belongs to the cell of its module that made or read most of what it reads
-    (ties go to the first), else to that of the op before it. The updates of a module are one cell.
+    module is a cell: ops of the forward pass that follow each other in one module and micro-batch, where ops of the same
+    kinds several times are so many calls. A module that has ops of its own and holds no list is called as a whole. A
+    backward op belongs to the cell of its module that made or read most of what it reads (ties go to the first), else to
+    that of the op before it. The updates of a module are one cell.
     """
     phases, paths = graph.ops.phases, _called_modules([module_path(graph, op) for op in range(len(graph.ops))])
     places = list(zip(paths, graph.ops.micro_batches.tolist(), strict=True))

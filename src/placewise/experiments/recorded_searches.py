@@ -11,7 +11,7 @@ from placewise.core.contracts import Evaluator
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
-from placewise.search.driver import unless_stopped
+from placewise.search.driver import JudgedBatch, unless_stopped
 from placewise.search.planner import Planner
 from placewise.search.request import Request, specify
 from placewise.search.store import RunFile
@@ -96,14 +96,31 @@ def find(contest: Contest, strategy: str, settings: Mapping[str, str], evaluatio
 def _improvements(contest: Contest, request: Request) -> tuple[tuple[Improvement, ...], float]:
     """Returns every improvement of a recorded search, and the sum of all its step times."""
     found: list[Improvement] = []
+    spent, judged_seconds = 0, 0.0
+    for batch in judged_batches(contest, request):
+        spent += len(batch.evaluation.cost)
+        judged_seconds += float(batch.evaluation.step_seconds.sum())
+        if batch.best is not None:
+            fits = batch.evaluation.overflow_bytes == 0
+            found.append((spent, batch.seconds, float(batch.evaluation.step_seconds[fits].min())))
+    return tuple(found), judged_seconds
+
+
+def judged_searches(
+    contest: Contest, strategy: str, settings: Mapping[str, str], evaluations: int, seeds: int
+) -> list[list[JudgedBatch]]:
+    """Returns all that a strategy had judged with the seeds 0 to `seeds` - 1; raises KeyboardInterrupt if it is stopped."""
+    found = []
+    for seed in range(seeds):
+        request = Request(strategy, settings, Budget(evaluations), seed, model=contest.model, cluster=contest.cluster)
+        unless_stopped(Planner(contest.problem, request).search(record=contest.run_file, evaluator=contest.evaluator))
+        found.append(judged_batches(contest, request))
+    return found
+
+
+def judged_batches(contest: Contest, request: Request) -> list[JudgedBatch]:
+    """Returns the batches of a recorded search, in their order."""
     with RunFile(contest.run_file, read_only=True) as file:
         number = file.find(specify(contest.problem, request))
         assert number is not None
-        spent, judged_seconds = 0, 0.0
-        for batch in file.batches(number):
-            spent += len(batch.evaluation.cost)
-            judged_seconds += float(batch.evaluation.step_seconds.sum())
-            if batch.best is not None:
-                fits = batch.evaluation.overflow_bytes == 0
-                found.append((spent, batch.seconds, float(batch.evaluation.step_seconds[fits].min())))
-    return tuple(found), judged_seconds
+        return list(file.batches(number))

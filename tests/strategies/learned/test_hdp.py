@@ -138,7 +138,9 @@ def test_the_loss_is_that_of_both_networks() -> None:
 def likelihoods(learner: Hierarchy) -> tuple[float, Any]:
     """Returns the logarithms of the probability of the last grouping, and of each of the last placements."""
     with torch.no_grad():
-        grouping = training.chosen(torch.log_softmax(learner.grouper(learner.inputs) + learner.bias, dim=1), torch.tensor(learner.groups))
+        grouping = training.chosen(
+            torch.log_softmax(learner.grouper(learner.inputs) + learner.bias, dim=1), torch.tensor(learner.groups)
+        )
         used = np.bincount(learner.groups, minlength=learner.num_groups) > 0
         placed = training.chosen(learner.placer_logs(), learner.placements)[:, used]
     return float(grouping.sum()), placed.sum(dim=1).numpy()

@@ -124,7 +124,7 @@ def judged(seconds: Floats) -> Evaluation:
 
 
 def test_the_baseline_can_be_a_moving_average() -> None:
-    """It begins at the mean of the first batch, 2; with a decay of 0.5 times 5 and 1 then give (2 / 2 + 5 / 2) / 2 + 1 / 2."""
+    """It begins at the first batch's mean, 2; with a decay of 0.5 times 5 and 1 then give (2 / 2 + 5 / 2) / 2 + 1 / 2."""
     learner = stages(small_problem(0).problem, advantage="raw", baseline_decay=0.5)
     learner.draw()
     assert learner.learn(judged(np.array([1.0, 3.0])))["baseline"] == 2

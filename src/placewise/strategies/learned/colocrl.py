@@ -70,17 +70,17 @@ class ColocRL:
 
 
 def read_blocks(problem: Problem, blocks: Blocks) -> tuple[Floats, Floats]:
-    """Returns each block's shares of the kinds of op, and the sizes of its outputs with its neighbours.
+    """Returns each block's shares of the kinds of op, and the shapes of its outputs with its neighbours.
 
-    They are [blocks, kinds] and [blocks, 6 + 2 blocks]: after the sizes come the blocks that read from it and those that it
-    reads from.
+    They are [blocks, kinds] and [blocks, 24 + 2 blocks]: after the shapes come the blocks that read from it and those that
+    it reads from.
     """
     kinds, labels = features.Kinds.of(problem.graph), blocks.of_group[problem.op_groups]
     counts = kinds.counted(labels, blocks.num_blocks)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    sizes, _ = features.output_sizes(problem.graph, labels, blocks.num_blocks)
+    shapes, _ = features.output_shapes(problem.graph, labels, blocks.num_blocks)
     readers = features.adjacency(*features.edges_between(problem.graph, labels, blocks.num_blocks), blocks.num_blocks)
-    return shares, np.concatenate([sizes, readers, readers.T], axis=1)
+    return shares, np.concatenate([shapes, readers, readers.T], axis=1)
 
 
 class Controllers:

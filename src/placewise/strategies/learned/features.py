@@ -1,7 +1,7 @@
 """What networks read about sets of ops: the kinds of op, the sizes of the outputs, the neighbours.
 
-A *label* is the set that an op belongs to: a group of the problem, a block, or a group of a learned grouper. A graph file
-has bytes and no shapes, so sizes replace the papers' shapes: log10(1 + bytes) / 10, which is between 0 and 1.9.
+A *label* is the set that an op belongs to: a group of the problem, a block, or a group of a learned grouper. Sizes are
+log10(1 + size) / 10, which is between 0 and 1.9.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.graph import Graph
 from placewise.core.labels import renumber, sum_by_label
 
-MAX_OUTPUTS = 6
+MAX_OUTPUTS, MAX_DIMENSIONS = 6, 4  # that are read of a set's outputs, and of each one's shape
 MAX_NEIGHBOURS = 6  # that a set reads from, and as many that read from it
 PADDING = -1.0
 
@@ -50,11 +50,11 @@ def edges_between(graph: Graph, labels: Ints, num_labels: int) -> tuple[Ints, In
     return source[source != target], target[source != target]
 
 
-def output_sizes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, Ints]:
-    """Returns the sizes of each label's largest outputs, padded, and the number of its outputs: [labels, 6], [labels].
+def output_shapes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, Ints]:
+    """Returns the shapes of each label's largest outputs, padded, and the number of its outputs: [labels, 24], [labels].
 
-    An output is a tensor that one of its ops writes and that another label reads, or that nobody reads. Ties go to the
-    first tensor.
+    An output is a tensor that one of its ops writes and that another label reads, or that nobody reads. A shape is its first
+    four sizes; one that is unknown is the tensor's bytes. Ties go to the first tensor.
     """
     written = np.flatnonzero(graph.producer >= 0)
     owner = labels[graph.producer[written]]
@@ -67,9 +67,15 @@ def output_sizes(graph: Graph, labels: Ints, num_labels: int) -> tuple[Floats, I
     leaves = (outside | ~inside)[written]
     tensors, owner = written[leaves], owner[leaves]
     order = np.lexsort((tensors, -graph.tensors.nbytes[tensors], owner))
-    sizes = np.full((num_labels, MAX_OUTPUTS), PADDING)
-    _fill(sizes, owner[order], scaled(graph.tensors.nbytes[tensors[order]]))
-    return sizes, np.bincount(owner, minlength=num_labels)
+    largest = np.full((num_labels, MAX_OUTPUTS), -1, np.int64)
+    _fill(largest, owner[order], tensors[order])
+    shapes = np.full((num_labels, MAX_OUTPUTS, MAX_DIMENSIONS), PADDING)
+    for label, place in np.argwhere(largest >= 0):
+        tensor = int(largest[label, place])
+        shape = graph.tensors.shape_of(tensor)
+        sizes = (graph.tensors.nbytes[tensor],) if shape is None else shape.sizes[:MAX_DIMENSIONS]
+        shapes[label, place, : len(sizes)] = scaled(np.array(sizes, np.int64))
+    return shapes.reshape(num_labels, -1), np.bincount(owner, minlength=num_labels)
 
 
 def neighbours(source: Ints, target: Ints, num_labels: int) -> Floats:
@@ -104,7 +110,7 @@ def column_sums(labels: Ints, rows: Floats, num_labels: int) -> Floats:
     return np.stack([sum_by_label(labels, column, num_labels) for column in rows.T], axis=1)
 
 
-def _fill(table: Floats, rows: Ints, values: Floats) -> None:
+def _fill(table: Floats | Ints, rows: Ints, values: Floats | Ints) -> None:
     """Writes the values of each row from the left, as many as fit; rows are in rising order."""
     column = np.arange(len(rows)) - np.searchsorted(rows, rows)
     fits = column < table.shape[1]

@@ -31,7 +31,7 @@ class Units:
     """The groups of a problem as HDP reads them. They are called units here, as a group is one that HDP makes of them."""
 
     kinds: Floats  # [units, kinds], the number of ops of each kind
-    sizes: Floats  # [units, 6 + 1], of the largest outputs, padded with -1, and log10(1 + number of outputs)
+    shapes: Floats  # [units, 24 + 1], of the largest outputs, padded with -1, and log10(1 + number of outputs)
     neighbours: Floats  # [units, 12], number / units of up to 6 that it reads from and 6 that read from it, padded with -1
     output_bytes: Floats  # [units], of all tensors that its ops write
     source: Ints  # [edges], units that write
@@ -41,12 +41,12 @@ class Units:
     def of(cls, problem: Problem) -> "Units":
         """Returns the units of a problem."""
         graph, labels, count = problem.graph, problem.op_groups, problem.num_groups
-        sizes, num_outputs = features.output_sizes(graph, labels, count)
+        shapes, num_outputs = features.output_shapes(graph, labels, count)
         source, target = features.edges_between(graph, labels, count)
         written = graph.ops.writes
         return cls(
             features.Kinds.of(graph).counted(labels, count),
-            np.concatenate([sizes, np.log10(1.0 + num_outputs)[:, None]], axis=1),
+            np.concatenate([shapes, np.log10(1.0 + num_outputs)[:, None]], axis=1),
             features.neighbours(source, target, count),
             sum_by_label(labels[written.rows], graph.tensors.nbytes[written.values].astype(np.float64), count),
             source,
@@ -54,9 +54,9 @@ class Units:
         )
 
     def embedded(self) -> Floats:
-        """Returns the grouper's inputs: shares of kinds, sizes of outputs, neighbours: [units, kinds + 7 + 12]."""
+        """Returns the grouper's inputs: shares of kinds, shapes of outputs, neighbours: [units, kinds + 25 + 12]."""
         shares = self.kinds / np.maximum(self.kinds.sum(axis=1, keepdims=True), 1.0)
-        return np.concatenate([shares, self.sizes, self.neighbours], axis=1)
+        return np.concatenate([shares, self.shapes, self.neighbours], axis=1)
 
     def grouped(self, groups: Ints, num_groups: int) -> Floats:
         """Returns the placer's inputs, from each unit's group [units]: [groups, kinds + 1 + 2 groups].
@@ -101,7 +101,9 @@ class Hdp:
 
     def __post_init__(self) -> None:
         check_fields(self, "placements groups hidden units start_evaluations", lambda v: v >= 1, "must be at least 1")
-        check_fields(self, "ceiling temperature learning_rate grouper_rate output_rate max_norm", lambda v: v > 0, "must be above 0")
+        check_fields(
+            self, "ceiling temperature learning_rate grouper_rate output_rate max_norm", lambda v: v > 0, "must be above 0"
+        )
         check_fields(self, "noise early_updates exploration table_rate", lambda v: v >= 0, "must be at least 0")
         check_fields(self, "baseline_decay", lambda v: 0 <= v < 1, "must be at least 0 and below 1")
         check_fields(self, "confidence group_confidence", lambda v: 0 < v < 1, "must be above 0 and below 1")

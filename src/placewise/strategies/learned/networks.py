@@ -120,7 +120,7 @@ class Seq2Seq(nn.Module):
         return placements
 
     def _logits(self, memory: Memory, decided: Tensor, own: Tensor) -> Tensor:
-        """Returns the logits of decoder states and of the blocks' own parts: [..., units], [..., devices] -> [..., devices]."""
+        """Returns the logits [..., devices] of decoder states [..., units] and the blocks' own parts [..., devices]."""
         attended = torch.softmax(decided @ memory.keys.T, dim=-1) @ memory.states
         logits: Tensor = self.output(torch.cat([decided, attended], dim=-1)) + own
         return self.ceiling * torch.tanh(logits / self.temperature) if self.ceiling else logits
