@@ -78,7 +78,7 @@ class NeuralSystems(Benchmark):
     """What ColocRL, Spotlight and HDP sample and find, with variants, beside a control that learns nothing."""
 
     models: tuple[str, ...] = option("models", "only these models", default=tuple(MACHINES))
-    only: tuple[str, ...] = option("list", "strategies or variants: defaults,'with a table' (default: all)", "WORDS", default=())
+    only: tuple[str, ...] = option("list", "strategies or variants, e.g. 'hdp,with a table'", "WORDS", default=())
     budget: int = option("positive", "evaluations of each search", default=2400)
     seeds: int = option("positive", "searches of each variant", default=5)
     run_file: str | None = option("file", "record the searches here; the same command then continues")

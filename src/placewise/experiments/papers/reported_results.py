@@ -321,7 +321,8 @@ HDP = Paper(
         MINCUT,
         PaperColumn("expert (one GPU)", "gpu-only", families=("RNNLM",)),
         PaperColumn("HDP", "hdp"),
-        PaperColumn("random groups", "hdp", {"grouping": "random"}),
+        PaperColumn("random groups", "hdp", {"grouping": "fixed", "first_groups": "random"}),
+        PaperColumn("its first groups", "hdp", {"grouping": "fixed"}),
         PaperColumn("no grouping", "hdp", {"grouping": "none"}, families=("Inception-V3", "ResNet-152")),
         PaperColumn("ColocRL", "colocrl"),
         CONTROL,
@@ -363,7 +364,8 @@ HDP = Paper(
     quick_evaluations=40,
     fitted={"cpu": "CPU only", "gpu": "single GPU"},
     notes=(
-        "Random groups: the paper says that they are worse, without figures; no grouping: that it fails on large graphs.",
+        "Random groups: the paper says that they are worse, without figures; no grouping: that it fails on large graphs. Its "
+        "first groups: the placer learns alone, for the groups at which the grouper begins.",
         "The paper's expert leaves RNNLM on one GPU; the column 'expert' has a layer for each GPU, as Post's and ColocRL's.",
         "ColocRL is not in the paper's table, which only has what it said before.",
     ),
