@@ -2,8 +2,8 @@
 
     colocated               only ops that must share a device: those that write one storage, and a parameter's update
     single-consumer         a group that only one other group reads joins it, repeatedly (ColocRL, rule 2)
-    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2); a list's number is no level of its
-                            own: encoder, layers.0, mm
+    name-prefix:K           ops whose names share the first K levels (Spotlight uses K = 2); a list's number is no level of
+                            its own: encoder, layers.0, mm
     cell                    a call of a module with its gradients, then as single-consumer (ColocRL, rules 1 to 3)
     module                  a module's forward, backward and update ops, over all micro-batches
     module-by-micro-batch   the same, separately for each micro-batch

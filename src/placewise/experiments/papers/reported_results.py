@@ -364,8 +364,8 @@ HDP = Paper(
     quick_evaluations=40,
     fitted={"cpu": "CPU only", "gpu": "single GPU"},
     notes=(
-        "Random groups: the paper says that they are worse, without figures; no grouping: that it fails on large graphs. Its "
-        "first groups: the placer learns alone, for the groups at which the grouper begins.",
+        "Random groups: the paper says that they are worse, without figures; no grouping: that it fails on large graphs.",
+        "Its first groups: only the placer learns, and the groups stay those at which the grouper begins.",
         "The paper's expert leaves RNNLM on one GPU; the column 'expert' has a layer for each GPU, as Post's and ColocRL's.",
         "ColocRL is not in the paper's table, which only has what it said before.",
     ),
