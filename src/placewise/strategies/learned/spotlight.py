@@ -35,7 +35,7 @@ class Spotlight:
     baseline_decay: float = 0.9  # of the moving average of the times; 1: the mean of all earlier ones
     ascent_steps: int = 6
     kl_weight: float = 1.0  # beta
-    exploration: float = 1.0  # decisions of a placement that are uniform, on average
+    exploration: float = 1.5  # decisions of a placement that are uniform, on average
     reward_scale: float = 1.0
     advantage: Advantage = "normalised"
     start: str = "none"
