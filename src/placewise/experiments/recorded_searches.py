@@ -1,12 +1,16 @@
 """Recorded searches with several seeds: what a strategy finds, how reliably and how fast."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
+
+from placewise.core.arrays import Floats
 from placewise.core.contracts import Evaluator
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
@@ -53,6 +57,26 @@ class Found:
     def median(self) -> float | None:
         """The median over the seeds that found something."""
         return statistics.median(self.times) if self.times else None
+
+
+@dataclass(frozen=True, eq=False)
+class SampledCosts:
+    """All that one search had judged, in its order, and the notes of its last update."""
+
+    seconds: Floats  # [samples], the costs
+    best: Floats  # [samples], the best step so far; infinite until one fits
+    notes: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, batches: Sequence[JudgedBatch]) -> "SampledCosts":
+        """Returns the samples of judged batches."""
+        cost = np.concatenate([batch.evaluation.cost for batch in batches])
+        misfits = np.concatenate([batch.evaluation.overflow_bytes for batch in batches]) > 0
+        return cls(cost, np.minimum.accumulate(np.where(misfits, np.inf, cost)), batches[-1].notes)
+
+    def mean_of_tenth(self, number: int) -> float:
+        """Returns the mean of a tenth of the samples: 0 is the first, -1 the last."""
+        return float(np.array_split(self.seconds, min(10, len(self.seconds)))[number].mean())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats
 from placewise.core.errors import InputError
-from placewise.experiments.recorded_searches import Found, Improvement
+from placewise.experiments.recorded_searches import Found, Improvement, SampledCosts
 from placewise.formats.files import write_bytes
 
 if TYPE_CHECKING:
@@ -80,6 +80,53 @@ def write_figure(
         raise InputError(f"{folder}: can't be written: {problem.strerror}") from None
     file_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     write_bytes(Path(folder) / f"{file_name}.svg", draw_figure(title, lines, bound_seconds, evaluations))
+
+
+def write_samples_figure(
+    folder: str | Path, title: str, searched: Mapping[str, Sequence[SampledCosts]], control: str
+) -> None:
+    """Writes a picture into a folder: the means of what each strategy sampled, above its best steps; medians over the seeds.
+
+    What a search sampled is left out if it is less than a hundred placements. The control is drawn in grey.
+    """
+    lines = {label: samples for label, samples in searched.items() if samples and len(samples[0].seconds) >= 100}
+    if lines:
+        name = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        write_bytes(Path(folder) / f"samples-{name}.svg", draw_samples(title, lines, control))
+
+
+def draw_samples(title: str, lines: Mapping[str, Sequence[SampledCosts]], control: str) -> bytes:
+    """Returns the picture of `write_samples_figure` as SVG, the same bytes every time."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure((9.5, 6.5))
+        means, bests = figure.subplots(2, 1, sharex=True)
+        for number, (label, samples) in enumerate(lines.items()):
+            colour = LEVEL_COLOUR if label == control else COLOURS[number % len(COLOURS)]
+            style = STYLES[number // len(COLOURS) % len(STYLES)]
+            length = min(len(one.seconds) for one in samples)
+            window = length // 20
+            smooth = [np.convolve(one.seconds[:length], np.ones(window) / window, "valid") for one in samples]
+            name = f"{label} (learns nothing)" if label == control else label
+            spent = np.arange(1, length + 1)
+            means.plot(spent[window - 1 :], np.median(smooth, axis=0) * 1e3, style, color=colour, linewidth=1.6, label=name)
+            best = np.median([one.best[:length] for one in samples], axis=0) * 1e3
+            bests.plot(spent, best, style, color=colour, linewidth=1.6)
+        means.set(yscale="log", ylabel=f"mean of {window} samples, ms")
+        bests.set(yscale="log", ylabel="best step so far, ms", xlabel="evaluations")
+        for axes in (means, bests):
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.yaxis.set_minor_formatter("{x:,.0f}")
+            axes.tick_params(axis="y", which="both", labelsize=8)
+        means.set_title(_plain(title), loc="left", weight="bold")
+        figure.legend(*means.get_legend_handles_labels(), loc="center right", frameon=False)
+        figure.subplots_adjust(left=0.09, right=0.74, top=0.94, bottom=0.08, hspace=0.1)
+        output = io.BytesIO()
+        figure.savefig(output, format="svg", metadata={"Date": None, "Creator": None})
+    return output.getvalue()
 
 
 def check_drawing() -> None:

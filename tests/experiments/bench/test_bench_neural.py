@@ -28,7 +28,7 @@ def test_it_compares_the_samples_with_those_of_the_control(tmp_path: Path) -> No
 
 def test_pictures_have_the_control_as_well(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    NeuralSystems((MODEL,), ("defaults",), budget=30, seeds=1, plots=str(tmp_path)).run()
+    NeuralSystems((MODEL,), ("defaults",), budget=120, seeds=1, plots=str(tmp_path)).run()
     (picture,) = tmp_path.iterdir()
     text = picture.read_text()
     for name in ("even (learns nothing)", "post", "colocrl", "spotlight", "hdp"):

@@ -43,9 +43,9 @@ def test_what_is_read_of_three_blocks() -> None:
     problem = Problem.of(graph, tiny_cluster())
     shares, others = read_blocks(problem, Blocks.of(problem, "colocated"))
     assert shares.tolist() == [[0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
-    sizes, readers, read = others[:, :6], others[:, 6:9], others[:, 9:]
-    assert sizes[:, 0].tolist() == pytest.approx([0.2, 0, -1])
-    assert (sizes[:, 1:] == -1).all()
+    shapes, readers, read = others[:, :24], others[:, 24:27], others[:, 27:]
+    assert shapes[:, 0].tolist() == pytest.approx([0.2, 0, -1])
+    assert (shapes[:, 1:] == -1).all()
     assert readers.tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert read.tolist() == [[0, 0, 0], [1, 0, 0], [0, 0, 0]]
 

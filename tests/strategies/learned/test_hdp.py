@@ -50,8 +50,10 @@ def test_what_the_grouper_reads_of_five_ops() -> None:
     """
     units = Units.of(five_ops())
     read = units.embedded()
-    assert read.shape == (5, 4 + 7 + 12)
-    kinds, sizes, neighbours = read[:, :4], read[:, 4:11], read[:, 11:]
+    assert read.shape == (5, 4 + 25 + 12)
+    kinds, shapes, neighbours = read[:, :4], read[:, 4:29], read[:, 29:]
+    sizes = shapes[:, [0, 4, 8, 12, 16, 20, 24]]  # without shapes only the first of four places is used
+    assert (np.delete(shapes, [0, 4, 8, 12, 16, 20, 24], axis=1) == -1).all()
     assert kinds.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     one, two = math.log10(2), math.log10(3)
     pads = [-1.0] * 6

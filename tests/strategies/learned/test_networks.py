@@ -1,5 +1,7 @@
 """The sequence-to-sequence network, and what all strategies with a network share."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -65,8 +67,10 @@ def test_parts_of_a_network_have_rates_of_their_own() -> None:
 def test_an_lstm_begins_by_remembering() -> None:
     """The biases of the forget gates, the second quarter, are 1 together; all others are 0."""
     made = network(0)
-    for layer in (made.encoder.bias_ih_l0 + made.encoder.bias_hh_l0, made.decoder.bias_ih_l1 + made.decoder.bias_hh_l1):
-        assert layer.view(4, 8).tolist() == [[0.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]
+    biases = dict(made.named_parameters())
+    for lstm in ("encoder", "decoder"):
+        together = biases[f"{lstm}.bias_ih_l1"] + biases[f"{lstm}.bias_hh_l1"]
+        assert together.view(4, 8).tolist() == [[0.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8]
 
 
 def test_standardised_columns() -> None:
@@ -181,17 +185,31 @@ def test_sizes_neighbours_and_kinds_of_three_blocks() -> None:
     kinds = features.Kinds.of(graph)
     assert kinds.of_op.tolist() == [0, 1, 0, 2]
     assert kinds.counted(labels, 3).tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 1]]
-    sizes, counts = features.output_sizes(graph, labels, 3)
+    shapes, counts = features.output_shapes(graph, labels, 3)
     assert counts.tolist() == [2, 1, 0]
-    assert sizes[0].tolist() == pytest.approx([0.3, 0.2, -1, -1, -1, -1])
-    assert sizes[1].tolist() == [0, -1, -1, -1, -1, -1]
-    assert sizes[2].tolist() == [-1] * 6
+    pad = [-1.0] * 3
+    assert shapes[0].tolist() == pytest.approx([0.3, *pad, 0.2, *pad] + [-1.0] * 16)
+    assert shapes[1].tolist() == [0, *pad] + [-1] * 20
+    assert shapes[2].tolist() == [-1] * 24
     source, target = features.edges_between(graph, labels, 3)
     assert (source.tolist(), target.tolist()) == ([0, 0], [1, 2])
     assert features.adjacency(source, target, 3).tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
     near = features.neighbours(source, target, 3)
     assert near[0].tolist() == pytest.approx([-1] * 6 + [1 / 3, 2 / 3, -1, -1, -1, -1])
     assert near[2].tolist() == pytest.approx([0] + [-1] * 11)
+
+
+def test_a_known_shape_replaces_the_bytes() -> None:
+    """A tensor of 9 x 99 counts as these two sizes; one of five dimensions by its first four."""
+    graph = graph_of(
+        [
+            {**tensor("t0", 891), "shape": [9, 99], "dtype": "int8"},
+            {**tensor("t1", 9), "shape": [9, 1, 1, 1, 1], "dtype": "int8"},
+        ],
+        [op("op0", 0, [], [0, 1])],
+    )
+    shapes, _ = features.output_shapes(graph, np.array([0]), 1)
+    assert shapes[0, :8].tolist() == pytest.approx([0.1, 0.2, -1, -1, 0.1, *[math.log10(2) / 10] * 3])
 
 
 def test_more_outputs_and_neighbours_than_there_is_room_for_are_left_out() -> None:
@@ -201,8 +219,8 @@ def test_more_outputs_and_neighbours_than_there_is_room_for_are_left_out() -> No
         [op("op0", 0, [], list(range(9))), *(op(f"op{n}", n, [n - 1]) for n in range(1, 10))],
     )
     labels = np.arange(10)
-    sizes, counts = features.output_sizes(graph, labels, 10)
+    shapes, counts = features.output_shapes(graph, labels, 10)
     assert counts[0] == 9
-    assert sizes[0].tolist() == pytest.approx(features.scaled(np.array([9, 8, 7, 6, 5, 4])).tolist())
+    assert shapes[0, ::4].tolist() == pytest.approx(features.scaled(np.array([9, 8, 7, 6, 5, 4])).tolist())
     near = features.neighbours(*features.edges_between(graph, labels, 10), 10)
     assert near[0].tolist() == pytest.approx([-1] * 6 + [0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
