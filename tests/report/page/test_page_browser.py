@@ -139,7 +139,12 @@ def test_it_draws(page: Any) -> None:
     assert page.evaluate(COLOUR, ["memory", width / 2, 50])[3] == 0
     assert page.locator("#step").inner_text().startswith("27 s")
     assert page.locator("#words li").count() == 1
-    assert page.locator("#layers .layer .name").all_inner_texts() == ["encoder.0", "encoder.1", "decoder", "ops in no module"]
+    assert page.locator("#layers .layer .name").all_inner_texts() == [
+        "encoder.0",
+        "encoder.1",
+        "decoder",
+        "ops in no module",
+    ]
 
 
 def test_hovering_an_op_shows_its_card(page: Any) -> None:
