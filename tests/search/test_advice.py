@@ -1,11 +1,13 @@
 """Advice, on machines and steps small enough to work out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from builders import graph_data, tensor, tiny_cluster
 from simulated import Step, gpus, takes
 
-from placewise.core.cluster import Cluster
+from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.problem import Problem
 from placewise.machines.variants import with_faster_links, with_half_the_memory, with_one_less, with_one_more
 from placewise.search.advice import Advice, Change, LimitingPart, advice_in_words, find_limiting_parts, path_share
@@ -112,6 +114,32 @@ def test_variants_of_a_machine() -> None:
     assert with_one_less(less[0]) is None
     Problem.of(schedule_of([0, 0, 0]).problem.graph, more)
     assert with_one_more(tiny_cluster()) is not None
+
+
+def test_one_gpu_more_is_on_the_host_of_the_first() -> None:
+    """It is linked to the others of its host as the first is, and by the cards to the other host; each way has its own."""
+    more = with_one_more(Cluster.load("2x(4090+3060)@10GbE"))
+    assert more is not None
+    assert (more.devices[-1].name, more.devices[-1].host) == ("a/gpu:2", "a")
+    links = {(link.source, link.target): link for link in more.links}
+    assert links["a/gpu:2", "a/gpu:0"] == replace(links["a/gpu:2", "a/gpu:1"], target="a/gpu:0")
+    assert links["a/gpu:0", "a/gpu:2"] == replace(links["a/gpu:0", "a/gpu:1"], target="a/gpu:2")
+    assert links["a/gpu:2", "b/gpu:0"] == replace(links["a/gpu:0", "b/gpu:0"], source="a/gpu:2")
+    ways = [
+        Link("gpu:0", "gpu:1", 1, 0, ("gpu:0 up", "gpu:1 down")),
+        Link("gpu:1", "gpu:0", 2, 0, ("gpu:1 up", "gpu:0 down")),
+        Link("gpu:0", "gpu:10", 3, 0, ("gpu:0 up", "gpu:10 down")),
+        Link("gpu:10", "gpu:0", 3, 0, ("gpu:10 up", "gpu:0 down")),
+        Link("gpu:1", "gpu:10", 3, 0, ("gpu:1 up", "gpu:10 down")),
+        Link("gpu:10", "gpu:1", 3, 0, ("gpu:10 up", "gpu:1 down")),
+    ]
+    gpus = tuple(Device(f"gpu:{n}", "gpu", 1, 1.0, 1.0) for n in (0, 1, 10))
+    more = with_one_more(Cluster("three", gpus, tuple(ways), 0.0))
+    assert more is not None
+    links = {(link.source, link.target): link for link in more.links}
+    assert links["gpu:0", "gpu:2"] == Link("gpu:0", "gpu:2", 1, 0, ("gpu:0 up", "gpu:2 down"))
+    assert links["gpu:2", "gpu:0"] == Link("gpu:2", "gpu:0", 2, 0, ("gpu:2 up", "gpu:0 down"))
+    assert links["gpu:2", "gpu:10"] == Link("gpu:2", "gpu:10", 3, 0, ("gpu:2 up", "gpu:10 down"))
 
 
 def test_micro_batches_of_a_model_with_batch_norm_have_other_numbers() -> None:

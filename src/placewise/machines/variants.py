@@ -1,6 +1,6 @@
 """Machines that are a little different from a given one: faster links, a GPU more or less, other memory."""
 
-from collections.abc import Callable
+import re
 from dataclasses import replace
 
 from placewise.core.cluster import Cluster, Device, Link
@@ -28,38 +28,40 @@ def gpus_of(cluster: Cluster) -> list[Device]:
 def with_one_more(cluster: Cluster) -> Cluster | None:
     """Returns the cluster with a second one of its fastest GPU, on links like those of the first; None without a GPU.
 
-    The two are connected as the first is with the next GPU, or else with any other device.
+    The two are connected as the first is with the next GPU of its host, or else with another device, first of its host.
     """
     gpus = gpus_of(cluster)
     if not gpus or len(cluster.devices) < 2:
         return None
-    first = gpus[0].name
-    number = next(n for n in range(len(cluster.devices) + 1) if f"gpu:{n}" not in cluster.device_names)
-    new = replace(gpus[0], name=f"gpu:{number}")
-    other = (gpus[1:] or [device for device in cluster.devices if device.name != first])[0].name
+    first = gpus[0]
+    stem = first.name.rpartition(":")[0] or "gpu"  # a/gpu of a/gpu:0
+    number = next(n for n in range(len(cluster.devices) + 1) if f"{stem}:{n}" not in cluster.device_names)
+    new = replace(first, name=f"{stem}:{number}")
+    rest = [device for device in (*gpus, *cluster.devices) if device.name != first.name]
+    other = min(rest, key=lambda device: device.host != first.host).name  # the first one of this host, or of all
     links = list(cluster.links)
     for link in cluster.links:
-        ends = (link.source, link.target)
-        if first in ends:
-            links.append(_with_ends(link, lambda name: new.name if name == first else name, first, new.name))
-        if ends == (first, other):
-            links.append(_with_ends(link, lambda name: new.name if name == other else name, other, new.name))
-            links.append(_with_ends(link, lambda name: new.name if name == first else first, first, new.name))
-    return replace(cluster, name=f"{cluster.name} and one {first} more", devices=(*cluster.devices, new), links=tuple(links))
+        if first.name in (link.source, link.target):
+            links.append(_with_end(link, first.name, new.name))
+        if {first.name, other} == {link.source, link.target}:
+            links.append(_with_end(link, other, new.name))
+    name = f"{cluster.name} and one {first.name} more"
+    return replace(cluster, name=name, devices=(*cluster.devices, new), links=tuple(links))
 
 
-def _with_ends(link: Link, rename: Callable[[str], str], old: str, new: str) -> Link:
-    """Returns a link between other devices; a channel that has the old device's name in its own is another one, too."""
+def _with_end(link: Link, old: str, new: str) -> Link:
+    """Returns a link with another device at one end; a channel that has the old one's name in its own is another one, too."""
 
     def channel(name: str) -> str:
-        return name.replace(old, new)
+        return re.sub(rf"{re.escape(old)}(?!\w)", lambda _: new, name)
 
     channels = link.channel
     if isinstance(channels, str):
         channels = channel(channels)
     elif channels is not None:
         channels = tuple(map(channel, channels))
-    return replace(link, source=rename(link.source), target=rename(link.target), channel=channels)
+    source, target = (new if name == old else name for name in (link.source, link.target))
+    return replace(link, source=source, target=target, channel=channels)
 
 
 def with_one_less(cluster: Cluster) -> tuple[Cluster, str] | None:
