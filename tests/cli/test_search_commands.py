@@ -377,7 +377,9 @@ def test_advice_tries_other_captures(capsys: pytest.CaptureFixture[str]) -> None
     assert "8 micro-batches" not in text  # 4 rows can't be split into 8
 
 
-def test_micro_batches_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_micro_batches_are_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [
         "place",
         f"{MODEL},micro_batches=auto",
@@ -391,6 +393,11 @@ def test_micro_batches_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(command) == 0
     chosen = re.match(r"placewise: micro_batches=(\d+) \(a step with 1: .*, 2: .*, 4: .*\)", capsys.readouterr().err)
     assert chosen is not None
+    auto = f"{MODEL},micro_batches=auto"
+    with monkeypatch.context() as patched:
+        patched.setattr("placewise.search.micro_batches.Planner", None)  # wrong options are refused before any search
+        assert "unknown strategy 'autoo'" in refused(["place", auto, *command[2:], "--strategy", "autoo"], capsys)
+        assert "can't be used with --profile" in refused(["place", auto, *command[2:], "--profile", "p.json"], capsys)
     model = f"{MODEL},micro_batches={chosen[1]}"
     assert main(["simulate", model, "--cluster", "2xK80", "--plan", str(tmp_path / "p.json")]) == 0
 

@@ -79,21 +79,34 @@ def _keep_whole(options: argparse.Namespace) -> None:
 
 
 def _choose_micro_batches(options: argparse.Namespace) -> None:
-    """Replaces `micro_batches=auto` in MODEL by the number with the shortest step, found by short searches."""
+    """Replaces `micro_batches=auto` in MODEL by the number with the shortest step, found by short simulated searches."""
     from placewise.cli.outputs import warn
-    from placewise.core.cluster import Cluster
     from placewise.core.quantities import format_seconds
     from placewise.models import is_zoo_model
     from placewise.search.micro_batches import AUTO, choose_micro_batches
 
     if not is_zoo_model(options.model) or AUTO not in options.model:
         return
-    cluster = Cluster.load(options.cluster).limited(dict(options.memory))
-    number, found = choose_micro_batches(options.model, cluster, options.seconds, options.seed)
+    if options.profile is not None:
+        raise InputError(f"{AUTO} can't be used with --profile, whose times are those of one number of micro-batches")
+
+    def problem_of(model: str) -> "Problem":
+        return _with_options(load_problem(argparse.Namespace(**{**vars(options), "model": model})), options)
+
+    number, found = choose_micro_batches(options.model, problem_of, options.seconds, options.seed, options.order)
     options.model = options.model.replace(AUTO, f"micro_batches={number}")
     if not options.quiet:
         tried = ", ".join(f"{count}: {format_seconds(seconds)}" for count, seconds in found.items())
         warn(f"micro_batches={number} (a step with {tried})")
+
+
+def _with_options(problem: "Problem", options: argparse.Namespace) -> "Problem":
+    """Returns the problem with optional ops if memory is tight and --no-recompute, --no-park and --measure allow it."""
+    from placewise.search.tight_memory import with_options_if_tight
+
+    if options.measure:
+        return problem
+    return with_options_if_tight(problem, recompute=not options.no_recompute, park=not options.no_park)
 
 
 def _place(options: argparse.Namespace) -> None:
@@ -102,7 +115,6 @@ def _place(options: argparse.Namespace) -> None:
     from placewise.search.planner import find_bound
     from placewise.search.request import DEFAULT_STRATEGY, Request
     from placewise.search.simplicity import tolerance_of
-    from placewise.search.tight_memory import with_options_if_tight
     from placewise.strategies import make
     from placewise.strategies.warm_start import with_start
 
@@ -114,21 +126,20 @@ def _place(options: argparse.Namespace) -> None:
     _keep_whole(options)
     if options.measure and options.target_gap is not None:
         raise InputError("--target-gap can't be used with --measure: the bound holds only for simulated times")
-    _choose_micro_batches(options)
     budget = budget_of(strategy, options.budget, options.seconds, options.target_gap, is_measured=measure is not None)
-    names = (options.model, options.cluster)
     tolerance = tolerance_of(strategy, options.simple, is_measured=measure is not None)
     settings = settings_of(options.set)
     if options.start is not None:
         settings = with_start(strategy, settings, options.start)
-    request = Request(strategy, settings, budget, options.seed, options.order, *names, measure, tolerance)
-    make(strategy, dict(request.settings))  # refuses wrong names before any work
+    make(strategy, settings)  # refuses wrong names before any work
     check_devices(options, measure)
+    _choose_micro_batches(options)
+    names = (options.model, options.cluster)
+    request = Request(strategy, settings, budget, options.seed, options.order, *names, measure, tolerance)
     problem = load_problem(options)
     if options.start is not None and not options.quiet:
         _show_start(problem, options.start)
-    if measure is None:
-        problem = with_options_if_tight(problem, recompute=not options.no_recompute, park=not options.no_park)
+    problem = _with_options(problem, options)
     planner = planner_of(options, problem, request, find_bound(problem))
     points: list[Point] = []
 

@@ -102,6 +102,14 @@ def _reproduce(options: argparse.Namespace) -> None:
         warn(f"stopped: these are the results so far; {how_to_continue(options)}")
 
 
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], what: str) -> None:
+    """Refuses options that `what` would ignore."""
+    for name in names:
+        given = getattr(options, name)
+        if given not in (None, False) and not (name == "slower_links" and given == 1.0):
+            raise InputError(f"--{name.replace('_', '-')} can't be used with {what}")
+
+
 def _what_if(paper: "Paper", options: argparse.Namespace) -> None:
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.reproduction import Machines
@@ -109,9 +117,7 @@ def _what_if(paper: "Paper", options: argparse.Namespace) -> None:
     from placewise.report.markdown_tables import markdown_table
     from placewise.report.terminal_text import table
 
-    for name in ("run_file", "plots", "columns", "budget", "own_budget", "output"):
-        if getattr(options, name):
-            raise InputError(f"--{name.replace('_', '-')} can't be used with --what-if, which does not search")
+    _refuse(options, ("run_file", "plots", "columns", "budget", "own_budget", "output"), "--what-if, which does not search")
     effort = _effort(paper, options)
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
     answers = what_if(paper, effort, _families(paper, effort, options.models), machines)
@@ -135,13 +141,8 @@ def _recover(options: argparse.Namespace) -> None:
     from placewise.report.markdown_tables import markdown_table
     from placewise.report.terminal_text import table
 
-    for name in ("calibrated", "plots"):
-        if getattr(options, name):
-            raise InputError(f"--{name} can't be used with {CHANGES}")
-    if options.slower_links != 1.0:
-        raise InputError(f"--slower-links can't be used with {CHANGES}")
-    if options.what_if:
-        raise InputError(f"--what-if can't be used with {CHANGES}, which has no claims")
+    _refuse(options, ("calibrated", "plots", "slower_links"), CHANGES)
+    _refuse(options, ("what_if",), f"{CHANGES}, which has no claims")
     rows = tuple(replace(row, model=row.quick_model) for row in ROWS if row.quick_model) if options.quick else ROWS
     wanted = _chosen(CHANGES, "model", [row.family for row in rows], options.models, options.quick)
     rows = tuple(row for row in rows if not wanted or row.family in wanted)
@@ -258,6 +259,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     from placewise.report.markdown_tables import markdown_table
     from placewise.report.terminal_text import bold, table
 
+    searching = ("quick", "seeds", "budget", "own_budget", "models", "columns", "what_if", "run_file", "output", "plots")
+    _refuse(options, searching, f"{CALIBRATE}, which does not search")
+    _refuse(options, ("calibrated", "slower_links"), CALIBRATE)
     calibrations = [calibrate(paper) for paper in PAPERS.values() if paper.fitted]
     if options.json:
         print_json({calibration.paper: asdict(calibration) for calibration in calibrations})

@@ -56,3 +56,5 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "RNNLM is best on one GPU" in capsys.readouterr().out
     assert "--budget can't be used with --what-if, which does not search" in refused([*command, "--budget", "3"], capsys)
     assert "--what-if can't be used with changes" in refused(["reproduce", "changes", "--what-if"], capsys)
+    for option in (["--what-if"], ["--columns", "Post"], ["--seeds", "1"], ["--slower-links", "2"], ["--calibrated"]):
+        assert f"{option[0]} can't be used with calibrate" in refused(["reproduce", "calibrate", *option], capsys)
