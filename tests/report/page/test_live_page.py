@@ -40,6 +40,30 @@ def test_it_follows_the_search_and_ends_with_the_plan() -> None:
         assert b"placewise" in ask(f"{live.url}plan.html")
 
 
+def test_a_browser_is_answered_while_the_plan_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last question is then a moment ago, however long that takes, and it gets the plan's page."""
+    with LivePage("model on machine", None) as live:
+
+        def slow_page(shown: object) -> str:
+            assert not json.loads(ask(f"{live.url}state.json"))["is_done"]
+            return "the plan"
+
+        monkeypatch.setattr("placewise.report.page.live_page.page", slow_page)
+        monkeypatch.setattr("placewise.report.page.live_page.PATIENCE", 0)
+        live.finish([])
+        assert ask(f"{live.url}plan.html") == b"the plan"
+
+
+def test_a_browser_that_goes_away_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with LivePage("model on machine", None) as live:
+        for problem in (BrokenPipeError(), ConnectionResetError()):
+            try:
+                raise problem
+            except ConnectionError:
+                live._server.handle_error(None, ("127.0.0.1", 1))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_other_sites_and_other_paths_get_nothing() -> None:
     """A page of another site may make a browser ask here under its own name; it must learn nothing."""
     with LivePage("secret", None) as live:

@@ -1,6 +1,7 @@
 """A page that follows a search while it runs: the best step so far, the bound and the curve, on this machine only."""
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -28,8 +29,7 @@ class LivePage:
         self._last_asked, self._plan_page = -np.inf, b""
         self._was_fetched = threading.Event()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer((ADDRESS, 0), _handler_of(self))
-        self._server.daemon_threads = True
+        self._server = _Server((ADDRESS, 0), _handler_of(self))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
 
     @property
@@ -58,9 +58,9 @@ class LivePage:
 
     def finish(self, shown: Sequence[ShownPlan]) -> None:
         """Shows the plan's own page to a browser that has asked a moment ago; it stays there when this process has ended."""
+        plan_page = page(shown).encode()  # this takes a while for a large step, and the browser goes on asking
         with self._lock:
-            self._plan_page = page(shown).encode()
-            self._state["is_done"] = True
+            self._plan_page, self._state["is_done"] = plan_page, True
             is_watched = time.monotonic() - self._last_asked < RECENT
         if is_watched:
             self._was_fetched.wait(PATIENCE)
@@ -83,8 +83,20 @@ class LivePage:
             self._was_fetched.set()
 
 
+class _Server(ThreadingHTTPServer):
+    """Answers each browser in a thread of its own; one that goes away is no error."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints what went wrong, unless the browser has only closed its connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def _live_template() -> bytes:
-    return (files("placewise.report.page") / "template" / "live.html").read_bytes()
+    template = files("placewise.report.page") / "template"
+    return (template / "live.html").read_bytes().replace(b"/*UNITS*/", (template / "units.js").read_bytes())
 
 
 def _handler_of(live: LivePage) -> type[BaseHTTPRequestHandler]:
