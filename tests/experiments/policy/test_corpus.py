@@ -22,6 +22,16 @@ def test_lessons_are_those_of_their_seed_and_held_out_families_leave_the_others_
     assert len({lesson.key for lesson in lessons}) == 80
 
 
+def test_a_family_without_another_model_is_passed_over() -> None:
+    """inception has 30 models and resnet 90, so of 2,000 lessons, 400 models, these two have no more."""
+    lessons = draw_lessons(2000, 0)
+    assert len(lessons) == 2000
+    models = {family: {lesson.model for lesson in lessons if lesson.family == family} for family in FAMILIES}
+    assert len(models["inception"]) == 30
+    assert len(models["nmt"]) > 50
+    assert lessons[:80] == draw_lessons(80, 0)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_steps_are_steps(seed: int) -> None:
     graph = random_step(seed)

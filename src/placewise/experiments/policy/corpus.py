@@ -27,6 +27,8 @@ LATTICES = 1 / 3  # share of the random steps
 
 MACHINES_OF_MODEL = 5
 
+MOST_DRAWS = 1000  # until a family has no model left that is not known
+
 BLOCKS = (64, 192)  # the range of the numbers of blocks
 
 
@@ -69,14 +71,15 @@ def draw_lessons(count: int, seed: int, hold_out: tuple[str, ...] = ()) -> list[
 
 
 def _models(seed: int) -> Iterator[tuple[str, str]]:
-    """Yields families in turn, each with another model, without end."""
+    """Yields families in turn, each with another model, without end; one that has hardly any left is passed over."""
     rng = np.random.default_rng([seed, 0])
     known: set[str] = set()
     while True:
         for family, draw in FAMILIES.items():
-            model = next(model for model in iter(lambda draw=draw: draw(rng), "") if model not in known)  # type: ignore[misc]
-            known.add(model)
-            yield family, model
+            drawn = (draw(rng) for _ in range(MOST_DRAWS))
+            if (model := next((model for model in drawn if model not in known), None)) is not None:
+                known.add(model)
+                yield family, model
 
 
 def _one(rng: np.random.Generator, *choices: int) -> int:
@@ -260,7 +263,7 @@ def with_little_memory(graph: Graph, cluster: Cluster, rng: np.random.Generator)
     """Returns a cluster whose GPUs have less memory than the step needs on one device, in sum mostly enough for it."""
     problem = Problem.of(graph, cluster)
     gpus = [device.name for device in cluster.devices if device.kind != "cpu"]
-    everywhere = np.where(problem.allowed[:, 0], 0, problem.allowed.argmax(axis=1))[None]
+    everywhere = problem.allowed.argmax(axis=1)[None]  # [1, groups], the first device that can run it
     need = int(Simulator(problem, "program", threads=1).simulate(everywhere).peak_bytes.max())
     share = need * float(rng.uniform(1.1, 2.2)) / len(gpus)
     limits = {device.name: int(share) for device in cluster.devices if device.name in gpus and share < device.memory_bytes}
