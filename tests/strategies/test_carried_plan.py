@@ -14,7 +14,7 @@ from placewise.core.cluster import Cluster
 from placewise.core.errors import InputError, PlanError
 from placewise.core.graph import Graph
 from placewise.core.plan import Plan, digest_of_graph
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.formats.cluster_file import parse_cluster
 from placewise.search.planner import place
 from placewise.simulate.simulator import Simulator
@@ -58,7 +58,7 @@ def test_one_layer_more_by_hand(tmp_path: Path) -> None:
     assert carried.placement.tolist() == [1, 1, 0, 0]
     assert (carried.by_name, carried.by_module, carried.order) == (2, 1, None)
     assert carried.in_words("old.json") == (
-        "old.json covers 75.0% of the graph: 2 of 4 ops by name, 1 by module; 1 go where the op before them goes"
+        "old.json covers 75.0% of the graph: 2 of 4 ops by name, 1 by module; 1 goes where the op before it goes"
     )
 
 
@@ -69,6 +69,22 @@ def test_a_missing_device_by_hand(tmp_path: Path) -> None:
     carried = carry_plan(on(graph, 2), path)
     assert carried.placement.tolist() == [0, 1, 1, 1]
     assert carried.in_words("p") == "p covers 100% of the graph: 4 of 4 ops by name; what ran on gpu:2 goes to other devices"
+
+
+def test_optional_ops_that_were_nowhere_stay_there(tmp_path: Path) -> None:
+    """The plan of the graph itself, with its order; on a machine with another GPU only the GPU's name is missing."""
+    rows = [
+        op("a.x", 0, [], [0], seconds={"gpu": 1.0}),
+        op("a.again", 1, [], [1], seconds={"gpu": 1.0}, optional=True),
+        op("b.x", 2, [1], [], seconds={"gpu": 1.0}),
+    ]
+    graph = graph_of([tensor("t0"), tensor("t1", stands_for=0)], rows)
+    problem = on(graph, 2)
+    path = saved(problem, [1, 1, NOWHERE], tmp_path / "old.json")
+    carried = carry_plan(problem, path)
+    assert carried.placement.tolist() == [1, 1, NOWHERE]  # optional groups come last
+    assert carried.replaced == ()
+    assert carry_plan(on(graph, 1), path).replaced == ("gpu:1",)
 
 
 def test_what_no_longer_fits_is_repaired(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ class CarriedPlan:
         shown = "100%" if known == self.num_ops else f"{min(share, 0.999):.1%}"
         line = f"{source} covers {shown} of the graph: {self.by_name:,} of {self.num_ops:,} ops by name"
         line += f", {self.by_module:,} by module" if self.by_module else ""
-        line += f"; {self.num_ops - known:,} go where the op before them goes" if known < self.num_ops else ""
+        rest = self.num_ops - known
+        line += f"; {rest:,} {'goes where the op before it goes' if rest == 1 else 'go where the op before them goes'}" if rest else ""
         if self.replaced:
             line += f"; what ran on {', '.join(self.replaced)} goes to other devices"
         return line
@@ -53,14 +54,14 @@ def carry_plan(problem: Problem, path: str) -> CarriedPlan:
     if not is_plan_of(plan, problem):
         return _carried_by_name(problem, plan, path)
     names = problem.cluster.device_names
-    if problem.merged.size == problem.num_groups and set(plan.placement) <= set(names):
+    if problem.merged.size == problem.num_groups and {*plan.placement} <= {None, *names}:
         placement, order = plan.resolve(problem, path)
         return CarriedPlan(placement, order, problem.num_ops, problem.num_ops, 0)
     if len(plan.placement) != problem.graph.num_groups:
         raise PlanError(
             f"{path}: placement has {len(plan.placement)} entries, the graph has {problem.graph.num_groups} groups"
         )
-    places = [plan.placement[group] or "" for group in problem.graph.ops.groups.tolist()]
+    places = [plan.placement[group] or names[0] for group in problem.graph.ops.groups.tolist()]  # nowhere: the first
     placement, replaced = _placed(problem, places)
     return CarriedPlan(placement, None, problem.num_ops, problem.num_ops, 0, replaced)
 
