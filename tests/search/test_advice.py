@@ -52,12 +52,12 @@ def test_the_path_of_the_model() -> None:
 def test_three_lines_under_a_plan() -> None:
     one, limits, helps = advice_in_words(schedule_of([0, 0, 1]))
     assert one == "one device: gpu:0 alone takes 18 s: this plan on 2 devices saves 33%"
-    assert limits == "what limits: the work of gpu:1: twice as fast would save 17%"
+    assert limits == "what limits: the work of gpu:1: at twice the speed the step would be 17% shorter"
     assert helps.startswith(
-        "what would help: the work of gpu:1 twice as fast, 17%; the work of gpu:0 twice as fast, 8%; the "
+        "what would help: the work of gpu:1 twice as fast (saves 17%), the work of gpu:0 twice as fast (saves 8%), the "
     )
     assert advice_in_words(schedule_of([0, 0, 0]))[0] == (
-        "one device: gpu:0 alone takes 18 s, only 0.0% more than this plan"
+        "one device: gpu:0 alone takes 18 s, no more than this plan"
     )
 
 

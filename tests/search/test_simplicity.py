@@ -114,7 +114,7 @@ def test_a_plan_file_keeps_what_it_gave(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert plan.trust() == [
-        "9 cuts in place of 166 for 1.1% (copies: 20 in place of 200)",
+        "9 cuts instead of 166 for 1.1% more time (20 copies instead of 200)",
         "900 ms to 1.1 s if times are off by 10%",
     ]
     fields = plan_fields(plan)

@@ -36,19 +36,15 @@ class Simplicity:
     fastest_devices: int
 
     def in_words(self, step_seconds: float) -> str:
-        """Returns one line: `9 cuts in place of 166 for 1.1%`; empty if the plan is the fastest one."""
+        """Returns one line: `9 cuts instead of 166 for 1.1% more time`; empty if the plan is the fastest one."""
         if (self.cuts, self.copies) == (self.fastest_cuts, self.fastest_copies):
             return ""
         cost = step_seconds / self.fastest_seconds - 1 if self.fastest_seconds else 0.0
-        price = f"for {cost:.1%}" if cost >= 0.0005 else "for nothing"
+        price = f"for {cost:.1%} more time" if cost >= 0.0005 else "in the same time"
+        copies = f"{self.copies:,} {'copy' if self.copies == 1 else 'copies'} instead of {self.fastest_copies:,}"
         if self.cuts == self.fastest_cuts:
-            return f"{format_count(self.copies, 'copy')} in place of {self.fastest_copies:,} {price}".replace(
-                "copys", "copies"
-            )
-        return (
-            f"{self.cuts:,} cut{'' if self.cuts == 1 else 's'} in place of {self.fastest_cuts:,} {price} "
-            f"(copies: {self.copies:,} in place of {self.fastest_copies:,})"
-        )
+            return f"{copies} {price}"
+        return f"{format_count(self.cuts, 'cut')} instead of {self.fastest_cuts:,} {price} ({copies})"
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def limits_in_words(schedule: Schedule, limits: tuple[LimitingPart, ...]) -> str
     if limits[0].what == "launches":
         launching = schedule.problem.cluster.dispatch_seconds * (schedule.problem.num_ops + len(schedule.copy_tensors))
         return f"launches: the host needs {format_seconds(launching)} of the step for them"
-    return f"{limits[0].what}: twice as fast would save {limits[0].saved:.0%}"
+    return f"{limits[0].what}: at twice the speed the step would be {limits[0].saved:.0%} shorter"
 
 
 def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices: int) -> str:
@@ -197,8 +197,9 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
         return "no single device can hold the step"
     name, other = alone
     if other <= seconds * (1 + NEAR):
-        above = max(other / seconds - 1, 0.0) if seconds else 0.0
-        return f"{name} alone takes {format_seconds(other)}, only {above:.1%} more than this plan"
+        above = other / seconds - 1 if seconds else 0.0
+        more = f"only {above:.1%} more than" if above >= 0.0005 else "no more than"
+        return f"{name} alone takes {format_seconds(other)}, {more} this plan"
     more = f"this plan on {num_devices} devices saves {1 - seconds / other:.0%}"
     return f"{name} alone takes {format_seconds(other)}: {more}"
 
@@ -209,11 +210,11 @@ def advice_in_words(schedule: Schedule) -> tuple[str, ...]:
     if not step:
         return ()
     used = len(np.unique(schedule.devices))
-    helps = [f"{limit.what} twice as fast, {limit.saved:.0%}" for limit in limits if limit.saved >= 0.01][:3]
+    helps = [f"{limit.what} twice as fast (saves {limit.saved:.0%})" for limit in limits if limit.saved >= 0.01][:3]
     return (
         f"one device: {alone_in_words(fastest_alone(problem), step, used)}",
         f"what limits: {limits_in_words(schedule, limits)}",
-        f"what would help: {'; '.join(helps) or 'no faster part of the machine'}; `placewise advise` also tries "
+        f"what would help: {', '.join(helps) or 'no faster part of the machine'}; `placewise advise` also tries "
         "micro-batches, more and fewer GPUs, bfloat16, fused ops and a larger batch",
     )
 
