@@ -3,8 +3,9 @@
 Each decides for the blocks of its `grouping`; by default a block is a group of the problem.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -165,14 +166,7 @@ class Genetic:
         blocks = Blocks.of(problem, self.grouping)
         choices = Choices.among(blocks.allowed)
         first = choices.start(single_blocks(problem, blocks), self.start, rng, self.population)
-        search = self.evolve(choices, first, rng)
-        evaluation: Evaluation | None = None
-        while True:
-            try:
-                proposal = next(search) if evaluation is None else search.send(evaluation)
-            except StopIteration:
-                return
-            evaluation = yield Proposal(blocks.expand(proposal.placements))
+        yield from expanded(self.evolve(choices, first, rng), blocks, {})
 
     def evolve(self, choices: "Choices", parents: Ints, rng: np.random.Generator) -> Search:
         """Yields a given first population [at least 1, groups], then generations of children without end."""
@@ -261,6 +255,17 @@ def single_placements(problem: Problem) -> Ints:
 def single_blocks(problem: Problem, blocks: Blocks) -> Ints:
     """Returns a placement of the blocks for each device, with every block there that can run there: [devices, blocks]."""
     return np.stack([blocks.contract(placement) for placement in single_placements(problem)])
+
+
+def expanded(search: Search, blocks: Blocks, notes: Mapping[str, Any]) -> Search:
+    """Yields a search's placements of blocks as placements of groups, with notes."""
+    evaluation: Evaluation | None = None
+    while True:
+        try:
+            proposal = next(search) if evaluation is None else search.send(evaluation)
+        except StopIteration:
+            return
+        evaluation = yield Proposal(blocks.expand(proposal.placements), notes=notes)
 
 
 def _drawn(blocks: Blocks, choices: "Choices", batch: int, rng: np.random.Generator) -> Search:

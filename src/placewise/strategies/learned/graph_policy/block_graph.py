@@ -9,6 +9,7 @@ from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.graph import PHASES
 from placewise.core.labels import sum_by_label
 from placewise.core.problem import Problem
+from placewise.simulate.flat_problem import tensor_groups
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.blocks import Blocks
 from placewise.strategies.learned.graph_policy.placing import Between, BlockTasks
@@ -141,8 +142,7 @@ def _share_at_peak(problem: Problem, resident_bytes: float, other_bytes: float) 
     """Returns how much of all that ops make is there at the peak of a step on one device, in program order."""
     if not problem.num_ops or other_bytes <= 0:
         return 1.0
-    rows = np.arange(problem.num_groups)
-    first = np.where(problem.allowed[:, 0], 0, problem.allowed[rows].argmax(axis=1))
+    first = problem.allowed.argmax(axis=1)  # [groups]
     peak = float(Simulator(problem, "program", threads=1).simulate(first[None]).peak_bytes.sum())
     return min(max((peak - resident_bytes) / other_bytes, 0.0), 1.0)
 
@@ -159,8 +159,6 @@ def _edges(problem: Problem) -> tuple[Ints, Ints, Floats]:
 
 def _residents(problem: Problem) -> tuple[Floats, Ints, Ints, Floats]:
     """Returns the resident bytes of each block [blocks]; and the homes, the readers and the bytes between them [edges]."""
-    from placewise.simulate.flat_problem import tensor_groups
-
     graph = problem.graph
     groups = tensor_groups(problem)
     own = np.flatnonzero((graph.producer < 0) & (graph.storage == np.arange(len(graph.tensors))) & (groups >= 0))

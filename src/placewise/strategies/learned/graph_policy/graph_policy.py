@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.contracts import Evaluation, Proposal, Search
+from placewise.core.contracts import Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.formats.safetensors_file import read_safetensors
@@ -21,7 +21,7 @@ from placewise.strategies.learned.graph_policy.drawing import place_greedily, sa
 from placewise.strategies.learned.graph_policy.policy_network import GraphTensors, PolicyNetwork
 from placewise.strategies.learned.training import one_thread
 from placewise.strategies.memory_repair import repair
-from placewise.strategies.sampling import Choices, Genetic
+from placewise.strategies.sampling import Choices, Genetic, expanded
 from placewise.strategies.warm_start import begin, check_start
 
 SHIPPED = "shipped"
@@ -76,7 +76,8 @@ class GraphPolicy:
             return
         parents = [*([] if known is None else [blocks.contract(known)]), *found]
         evolution = Genetic(population=self.population, mutations=self.mutations)
-        yield from _expanded(evolution.evolve(choices, np.stack(parents)[: self.population], rng), blocks)
+        children = evolution.evolve(choices, np.stack(parents)[: self.population], rng)
+        yield from expanded(children, blocks, {"stage": "evolution"})
 
     def answer(self, network: PolicyNetwork, problem: Problem, num_blocks: int, rng: np.random.Generator) -> "Draft":
         """Returns different placements of about so many blocks, the one that the simulator predicts best first."""
@@ -128,14 +129,3 @@ def read_network(weights: str) -> PolicyNetwork:
         {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}, assign=True
     )
     return network
-
-
-def _expanded(search: Search, blocks: Blocks) -> Search:
-    """Yields a search's placements of blocks as placements of groups."""
-    evaluation: Evaluation | None = None
-    while True:
-        try:
-            proposal = next(search) if evaluation is None else search.send(evaluation)
-        except StopIteration:
-            return
-        evaluation = yield Proposal(blocks.expand(proposal.placements), notes={"stage": "evolution"})
