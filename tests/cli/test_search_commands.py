@@ -353,7 +353,7 @@ def test_layers_are_kept_whole(graph: Path, tmp_path: Path, capsys: pytest.Captu
 def test_auto_says_what_it_gave(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(place(graph, "--simple", "20%", strategy="auto")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert re.match(r"\d+ cuts? in place of \d+ for .* \(copies: \d+ in place of \d+\)", lines[2])
+    assert re.match(r"\d+ cuts? instead of \d+ .* time \(\d+ cop(y|ies) instead of \d+\)", lines[2])
     assert lines[3].endswith(" if times are off by 10%")
     starts = ("one device: ", "what limits: ", "what would help: ")
     assert [start for start in starts if any(line.startswith(start) for line in lines)] == list(starts)

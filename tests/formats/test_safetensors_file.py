@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from placewise.core.errors import StrategyError
 from placewise.formats.safetensors_file import from_safetensors, read_safetensors, to_safetensors, write_safetensors
@@ -64,6 +66,9 @@ def file_of(header: Any, body: bytes = b"") -> bytes:
         (file_of({"__metadata__": {"a": 1}}), "__metadata__ must be a dict of texts"),
         (file_of({"a": 1}), "dtype must be one of"),
         (file_of({"a": {"dtype": "F8", "shape": [], "data_offsets": [0, 1]}}), "dtype must be one of"),
+        (file_of({"a": {"dtype": [], "shape": [], "data_offsets": [0, 4]}}), "dtype must be one of"),
+        (file_of({"a": {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]}}, b"1234"), "at most 32 dimensions"),
+        (file_of({"a": {"dtype": "F32", "shape": [0, 2**47, 2**47], "data_offsets": [0, 0]}}), "and 1,099,511,627,776"),
         (file_of({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}), "shape must be a list of whole numbers"),
         (file_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}), "data_offsets must be 4 bytes apart"),
         (file_of({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "must be 8 bytes apart"),
@@ -78,3 +83,32 @@ def test_broken_files_are_refused(data: bytes, rule: str, tmp_path: Path) -> Non
     assert "broken.safetensors" in str(refusal.value)
     assert rule in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2**62) | st.floats() | st.text(max_size=3),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=3), inside, max_size=3),
+    max_leaves=5,
+)
+SIZES = st.lists(st.integers(0, 3) | st.just(2**47), max_size=70)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "dtype": st.sampled_from(["F32", "F64", "I64"]) | VALUES,
+            "shape": SIZES | VALUES,
+            "data_offsets": st.lists(st.integers(0, 16), min_size=2, max_size=2) | VALUES,
+        },
+    )
+    | VALUES,
+    st.binary(max_size=16),
+)
+def test_any_entry_is_read_or_refused_with_one_line(entry: Any, body: bytes) -> None:
+    try:
+        arrays, _ = from_safetensors(file_of({"a": entry}, body), "any", StrategyError)
+    except StrategyError as refusal:
+        assert "\n" not in str(refusal)
+    else:
+        assert list(arrays) == ["a"]

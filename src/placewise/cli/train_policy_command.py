@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from placewise.cli.outputs import check_writable, print_json, warn
+from placewise.cli.outputs import check_folder, check_writable, print_json, warn
 from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import add_command, add_run_file_option, count_argument, positive_argument
 from placewise.cli.tensorboard_curves import scalars
@@ -30,16 +30,17 @@ def add_train_policy(commands: Any) -> None:
     parser.add_argument("--seed", metavar="N", type=count_argument, default=0, help="random seed (default: 0)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="what trains the network (default: cpu)")
     parser.add_argument("--tensorboard", metavar="DIR", help="write learning curves for TensorBoard to this folder")
-    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
 
 
 def _train_policy(options: argparse.Namespace) -> None:
-    from placewise.cli.outputs import check_folder
     from placewise.core.errors import InputError
     from placewise.core.suggestions import did_you_mean
     from placewise.experiments.policy.corpus import FAMILIES
 
     try:
+        import torch
+
         from placewise.experiments.policy.policy_training import Training, train
     except ModuleNotFoundError:
         raise InputError("train-policy needs PyTorch: pip install 'placewise[learned]'") from None
@@ -50,6 +51,8 @@ def _train_policy(options: argparse.Namespace) -> None:
             raise InputError(f"--hold-out: unknown family {family!r}: {did_you_mean(family, FAMILIES)}")
     if set(options.hold_out) >= set(FAMILIES):
         raise InputError("--hold-out leaves no family to learn from")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: this machine has no GPU that PyTorch can use")
     given = {"lessons": options.lessons, "imitation_epochs": options.imitation, "gradient_epochs": options.gradient}
     chosen = {name: value for name, value in given.items() if value is not None}
     training = Training(hold_out=tuple(options.hold_out), seed=options.seed, device=options.device, **chosen)

@@ -19,6 +19,8 @@ TYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 
 MAX_HEADER = 2**24  # bytes
 
+MAX_DIMENSIONS, MAX_SIZE = 32, 2**40  # of a shape; numpy refuses far larger ones
+
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -64,7 +66,7 @@ def from_safetensors(data: bytes, source: str, error: type[InputError]) -> tuple
 
 def _array(name: str, entry: Any, body: bytes, source: str, error: type[InputError]) -> NDArray[Any]:
     wrong = f"{source}: {describe(name)}"
-    if not isinstance(entry, dict) or entry.get("dtype") not in TYPES:
+    if not isinstance(entry, dict) or entry.get("dtype") not in [*TYPES]:  # of any type
         raise error(f"{wrong}: dtype must be one of {', '.join(TYPES)}")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
@@ -72,6 +74,8 @@ def _array(name: str, entry: Any, body: bytes, source: str, error: type[InputErr
         if not isinstance(value, list) or not all(type(number) is int and 0 <= number < 2**48 for number in value):
             raise error(f"{wrong}: {field} must be a list of whole numbers of at least 0")
     kind = np.dtype(TYPES[entry["dtype"]])
+    if len(shape) > MAX_DIMENSIONS or math.prod(max(number, 1) for number in shape) > MAX_SIZE:
+        raise error(f"{wrong}: shape must have at most {MAX_DIMENSIONS} dimensions and {MAX_SIZE:,} entries")
     size = kind.itemsize * math.prod(shape)
     if len(offsets) != 2 or offsets[1] - offsets[0] != size or offsets[1] > len(body):
         raise error(f"{wrong}: data_offsets must be {size:,} bytes apart and inside the file, they are {offsets}")

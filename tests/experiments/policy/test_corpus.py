@@ -23,7 +23,7 @@ def test_lessons_are_those_of_their_seed_and_held_out_families_leave_the_others_
 
 
 def test_a_family_without_another_model_is_passed_over() -> None:
-    """inception has 30 models and resnet 90, so of 2,000 lessons, 400 models, these two have no more."""
+    """inception has 30 models, and 2,000 lessons are of 400 models of eight families."""
     lessons = draw_lessons(2000, 0)
     assert len(lessons) == 2000
     models = {family: {lesson.model for lesson in lessons if lesson.family == family} for family in FAMILIES}

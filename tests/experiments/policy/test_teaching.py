@@ -99,6 +99,18 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
         TeachingRecord(tmp_path / "other.db")
 
 
+def test_a_record_that_another_process_writes_is_one_line(tmp_path: Path) -> None:
+    import sqlite3
+
+    with opened_record(tmp_path / "runs.db") as record:
+        other = sqlite3.connect(tmp_path / "runs.db")
+        other.execute("BEGIN EXCLUSIVE")
+        record._database.execute("PRAGMA busy_timeout = 0")
+        with pytest.raises(StoreError, match=r"runs\.db: can't be read or written: database is locked"):
+            record.add_label("lesson", np.zeros(3, np.int64))
+        other.close()
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "weights.safetensors")
     few = ["--lessons", "3", "--imitation", "1", "--gradient", "1"]
@@ -112,10 +124,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out)["evaluations"] == 3
 
 
-def test_wrong_options_are_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_options_are_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "weights.safetensors")
     assert "unknown family 'ntm': did you mean 'nmt'?" in refused(["train-policy", "-o", path, "--hold-out", "ntm"], capsys)
     every = [word for family in corpus.FAMILIES for word in ("--hold-out", family)]
     assert "leaves no family" in refused(["train-policy", "-o", path, *every], capsys)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "--device cuda: this machine has no GPU" in refused(["train-policy", "-o", path, "--device", "cuda"], capsys)
     assert "there is no folder" in refused(["train-policy", "-o", str(tmp_path / "no" / "w")], capsys)
     assert not Path(path).exists()

@@ -41,27 +41,29 @@ class TeachingRecord:
 
     def label(self, key: str) -> Ints | None:
         """Returns the label of a lesson, None if it has none yet: [blocks]."""
-        row = self._database.execute("SELECT devices FROM labels WHERE key = ?", (key,)).fetchone()
+        row = self._execute("SELECT devices FROM labels WHERE key = ?", key)
         return None if row is None else np.frombuffer(row[0], "<i2").astype(np.int64)
 
     def add_label(self, key: str, placement: Ints) -> None:
         """Records the label of a lesson: [blocks]."""
-        with self._database:
-            self._database.execute("INSERT OR REPLACE INTO labels VALUES (?, ?)", (key, placement.astype("<i2").tobytes()))
+        self._execute("INSERT OR REPLACE INTO labels VALUES (?, ?)", key, placement.astype("<i2").tobytes())
 
     def state(self, name: str, stage: str) -> tuple[int, Arrays]:
         """Returns after how many epochs the last state of a stage was recorded, and that state: 0 without one."""
-        row = self._database.execute(
-            "SELECT epoch, state FROM states WHERE name = ? AND stage = ?", (name, stage)
-        ).fetchone()
+        row = self._execute("SELECT epoch, state FROM states WHERE name = ? AND stage = ?", name, stage)
         return (0, {}) if row is None else (int(row[0]), from_safetensors(row[1], self._source, StoreError)[0])
 
     def keep(self, name: str, stage: str, epoch: int, state: Mapping[str, NDArray[Any]]) -> None:
         """Records the state after an epoch in place of the one before."""
-        with self._database:
-            self._database.execute(
-                "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", (name, stage, epoch, to_safetensors(state))
-            )
+        self._execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", name, stage, epoch, to_safetensors(state))
+
+    def _execute(self, statement: str, *values: Any) -> Any:
+        """Runs and commits a statement, and returns its first row; a StoreError says what the file is like (locked, full)."""
+        try:
+            with self._database:
+                return self._database.execute(statement, values).fetchone()
+        except sqlite3.Error as problem:
+            raise StoreError(f"{self._source}: can't be read or written: {problem}") from None
 
     def close(self) -> None:
         """Closes the file."""
