@@ -14,6 +14,7 @@ from command_line import refused, write_tiny_files
 import placewise as pw
 from placewise.cli import main
 from placewise.cli.progress import Line
+from placewise.cli.report_command import _shown_runs
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
@@ -359,11 +360,25 @@ def test_auto_says_what_it_gave(graph: Path, capsys: pytest.CaptureFixture[str])
     assert [start for start in starts if any(line.startswith(start) for line in lines)] == list(starts)
 
 
+def test_a_page_of_a_run_shows_its_simple_plan(graph: Path, tmp_path: Path) -> None:
+    runs, file = tmp_path / "runs.db", str(tmp_path / "plan.json")
+    command = place(graph, "--simple", "20%", "--run-file", str(runs), "-o", file, "--quiet", strategy="auto")
+    assert main(command) == 0
+    plan = Plan.load(file)
+    assert plan.simplicity is not None
+    assert plan.simplicity.cuts < plan.simplicity.fastest_cuts
+    with RunFile(runs, read_only=True) as opened:
+        (shown,) = _shown_runs(opened, [1])
+    assert shown.schedule.problem.expand(shown.schedule.placement) == plan.placement
+    assert shown.schedule.step_seconds == plan.step_seconds
+    assert shown.trust == tuple(plan.trust()[:1])
+
+
 def test_advice_for_a_graph_file_is_about_the_machine(graph: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", str(graph), "--cluster", "2xK80", "--seconds", "0.05", "--json"]) == 0
     advice = said(capsys)
     assert [change["what"] for change in advice["changes"]] == [
-        "links twice as fast", "one gpu:0 more", "without gpu:1", "half the GPUs' memory",
+        "links twice as fast", "one more gpu:0", "without gpu:1", "half the GPUs' memory",
     ]  # fmt: skip
     assert [change["kind"] for change in advice["changes"]] == ["machine", "machine", "less", "less"]
     assert advice["recommendation"]

@@ -197,15 +197,20 @@ def _shown_runs(file: "RunFile", numbers: list[int]) -> "Iterator[ShownPlan]":
             problems[specification.problem_digest] = file.problem(run.number)
         problem = problems[specification.problem_digest]
         batches = list(file.batches(run.number))
+        finding = file.head(run.number).finding
+        answer = None if finding is None else finding[2]  # the simpler plan that the search has ended with
         best = next(batch.best for batch in reversed(batches) if batch.best is not None)
-        check_recorded(problem, best, f"{file.path}: run {run.number}")
+        shown = best if answer is None else (answer.placement, answer.order)
+        check_recorded(problem, shown, f"{file.path}: run {run.number}")
+        schedule = Simulator(problem, specification.order).schedule(*shown)
         yield ShownPlan(
             f"run {run.number}",
-            Simulator(problem, specification.order).schedule(*best),
+            schedule,
             *context(problem),
             curve_of_batches(batches),
             specification.strategy,
             specification.seed,
             run.evaluations,
             measured_seconds=run.step_seconds if specification.measured else None,
+            trust=() if answer is None else tuple(filter(None, [answer.simplicity.in_words(schedule.step_seconds)])),
         )
