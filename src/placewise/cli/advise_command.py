@@ -8,7 +8,7 @@ from placewise.cli.progress import Line, Shown
 from placewise.cli.shared_options import add_command, add_problem_options, count_argument, seconds_argument
 
 if TYPE_CHECKING:
-    from placewise.search.advice import Advice, Change
+    from placewise.search.advice import Advice
 
 
 def add_advise(commands: Any) -> None:
@@ -77,7 +77,7 @@ def _print(advice: "Advice") -> None:
     rows = [["this plan", format_seconds(advice.seconds), ""]]
     if advice.alone is not None:
         rows.append([f"{advice.alone[0]} alone", *_against(advice.alone[1], advice.seconds)])
-    rows += [[change.what, *_cells(change, advice.seconds)] for change in advice.changes]
+    rows += [[change.what, *_against(change.seconds, advice.seconds)] for change in advice.changes]
     print(bold(f"{problem_heading(problem)}: {format_seconds(advice.seconds)} a step"), "", sep="\n")
     print(wrapped(f"one device: {alone_in_words(advice.alone, advice.seconds, used)}"))
     print(wrapped(f"what limits: {limits_in_words(advice.schedule, advice.limits)}"), "", sep="\n")
@@ -85,12 +85,8 @@ def _print(advice: "Advice") -> None:
     print(bold(wrapped(advice.recommendation)))
 
 
-def _cells(change: "Change", seconds: float) -> list[str]:
-    return _against(change.seconds, seconds)
-
-
 def _against(changed: float, seconds: float) -> list[str]:
-    """Returns a step, and how it compares with the plan's; differences that searches of this length can't tell are ''."""
+    """Returns a step, and how it compares with the plan's: less than 1%, which short searches can't tell, is the same."""
     import numpy as np
 
     from placewise.core.quantities import format_seconds

@@ -45,7 +45,7 @@ def with_one_more(cluster: Cluster) -> Cluster | None:
             links.append(_with_end(link, first.name, new.name))
         if {first.name, other} == {link.source, link.target}:
             links.append(_with_end(link, other, new.name))
-    name = f"{cluster.name} and one {first.name} more"
+    name = f"{cluster.name} and one more {first.name}"
     return replace(cluster, name=name, devices=(*cluster.devices, new), links=tuple(links))
 
 
@@ -67,12 +67,14 @@ def _with_end(link: Link, old: str, new: str) -> Link:
 def with_one_less(cluster: Cluster) -> tuple[Cluster, str] | None:
     """Returns the cluster without its slowest GPU, and that GPU's name; None if it has fewer than two."""
     gpus = gpus_of(cluster)
-    if len(gpus) < 2:
-        return None
-    name = gpus[-1].name
+    return (without(cluster, gpus[-1].name), gpus[-1].name) if len(gpus) > 1 else None
+
+
+def without(cluster: Cluster, name: str) -> Cluster:
+    """Returns the cluster without the device of this name."""
     devices = tuple(device for device in cluster.devices if device.name != name)
     links = tuple(link for link in cluster.links if name not in (link.source, link.target))
-    return replace(cluster, name=f"{cluster.name} without {name}", devices=devices, links=links), name
+    return replace(cluster, name=f"{cluster.name} without {name}", devices=devices, links=links)
 
 
 def with_half_the_memory(cluster: Cluster) -> Cluster:

@@ -288,7 +288,7 @@ class Adviser:
         less = with_one_less(cluster)
         machines = [
             ("links twice as fast", with_faster_links(cluster, FASTER) if len(cluster.devices) > 1 else None),
-            (f"one {gpus[0].name} more" if (gpus := gpus_of(cluster)) else "", with_one_more(cluster)),
+            (f"one more {gpus[0].name}" if (gpus := gpus_of(cluster)) else "", with_one_more(cluster)),
             (f"without {less[1]}" if less else "", less[0] if less else None),
             ("half the GPUs' memory", with_half_the_memory(cluster) if gpus else None),
         ]

@@ -364,15 +364,14 @@ def _made_whole(front: Front, judged: Judged, limit: float) -> Judged:
     """Returns the placement with each split module on one of its devices, where that makes no more cuts and copies."""
     model, problem = front.model, front.model.problem
     modules = front.crossings.modules
-    placement = judged.candidate.placement
-    number = modules * problem.num_devices
-    split = np.flatnonzero(np.bincount(np.unique(number + placement) // problem.num_devices) > 1)
+    parts = np.unique(modules * problem.num_devices + judged.candidate.placement)  # of modules on devices
+    split = np.flatnonzero(np.bincount(parts // problem.num_devices) > 1)
     for module in split.tolist():
         groups = np.flatnonzero(modules == module)
         for device in np.unique(judged.candidate.placement[groups]).tolist():
             moved = judged.candidate.placement.copy()
             moved[groups] = np.where(problem.allowed[groups, device], device, moved[groups])
-            copies, cuts = front.crossings.count_copies(moved), front.crossings.count_cuts(moved)
+            copies, cuts = front.crossings.count(moved)
             if (moved == judged.candidate.placement).all() or copies > judged.copies or cuts > judged.cuts:
                 continue
             candidate = Candidate.of(model, moved, judged.candidate.order)

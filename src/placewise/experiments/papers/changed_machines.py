@@ -22,6 +22,7 @@ from placewise.core.problem import Problem
 from placewise.experiments.papers.reported_results import OWN
 from placewise.experiments.papers.reproduction import Effort
 from placewise.experiments.recorded_searches import recorded
+from placewise.machines.variants import without
 from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import Outcome, unless_stopped
@@ -90,13 +91,7 @@ class Recoveries:
 
 def without_a_gpu(cluster: Cluster) -> Cluster:
     """Returns the cluster without its last GPU."""
-    lost = _last_gpu(cluster)
-    return replace(
-        cluster,
-        name=f"{cluster.name} without {lost}",
-        devices=tuple(device for device in cluster.devices if device.name != lost),
-        links=tuple(link for link in cluster.links if lost not in (link.source, link.target)),
-    )
+    return without(cluster, _last_gpu(cluster))
 
 
 def with_slow_links(cluster: Cluster) -> Cluster:
