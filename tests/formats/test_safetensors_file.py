@@ -106,9 +106,11 @@ SIZES = st.lists(st.integers(0, 3) | st.just(2**47), max_size=70)
     st.binary(max_size=16),
 )
 def test_any_entry_is_read_or_refused_with_one_line(entry: Any, body: bytes) -> None:
+    rules = []
     try:
         arrays, _ = from_safetensors(file_of({"a": entry}, body), "any", StrategyError)
     except StrategyError as refusal:
-        assert "\n" not in str(refusal)
+        rules.append(str(refusal))
     else:
         assert list(arrays) == ["a"]
+    assert "\n" not in "".join(rules)

@@ -50,7 +50,7 @@ def with_one_more(cluster: Cluster) -> Cluster | None:
 
 
 def _with_end(link: Link, old: str, new: str) -> Link:
-    """Returns a link with another device at one end; a channel that has the old one's name in its own is another one, too."""
+    """Returns a link with another device at one end; so is the channel that has the old one's name in its own."""
 
     def channel(name: str) -> str:
         return re.sub(rf"{re.escape(old)}(?!\w)", lambda _: new, name)

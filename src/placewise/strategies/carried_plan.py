@@ -37,8 +37,9 @@ class CarriedPlan:
         shown = "100%" if known == self.num_ops else f"{min(share, 0.999):.1%}"
         line = f"{source} covers {shown} of the graph: {self.by_name:,} of {self.num_ops:,} ops by name"
         line += f", {self.by_module:,} by module" if self.by_module else ""
-        rest = self.num_ops - known
-        line += f"; {rest:,} {'goes where the op before it goes' if rest == 1 else 'go where the op before them goes'}" if rest else ""
+        if rest := self.num_ops - known:
+            where = "goes where the op before it goes" if rest == 1 else "go where the op before them goes"
+            line += f"; {rest:,} {where}"
         if self.replaced:
             line += f"; what ran on {', '.join(self.replaced)} goes to other devices"
         return line

@@ -58,7 +58,7 @@ class TeachingRecord:
         self._execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", name, stage, epoch, to_safetensors(state))
 
     def _execute(self, statement: str, *values: Any) -> Any:
-        """Runs and commits a statement, and returns its first row; a StoreError says what the file is like (locked, full)."""
+        """Runs and commits a statement, and returns its first row; raises StoreError if the file is locked, full or damaged."""
         try:
             with self._database:
                 return self._database.execute(statement, values).fetchone()
