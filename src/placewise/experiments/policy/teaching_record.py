@@ -58,7 +58,7 @@ class TeachingRecord:
         self._execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", name, stage, epoch, to_safetensors(state))
 
     def _execute(self, statement: str, *values: Any) -> Any:
-        """Runs and commits a statement, and returns its first row; raises StoreError if the file is locked, full or damaged."""
+        """Runs and commits a statement, and returns its first row; a StoreError says that the file is locked or full."""
         try:
             with self._database:
                 return self._database.execute(statement, values).fetchone()
