@@ -40,6 +40,20 @@ def test_it_follows_the_search_and_ends_with_the_plan() -> None:
         assert b"placewise" in ask(f"{live.url}plan.html")
 
 
+def test_a_long_curve_keeps_its_ends() -> None:
+    """Of 3,000 improvements half go when there are more than 2,000, and none before that."""
+    live = LivePage("model on machine", None)
+    for n in range(3000):
+        live.add(n, float(n), 9000.0 - n)
+        if n in (1500, 2999):
+            found = live.answer("/state.json")
+            assert found is not None
+            points = json.loads(found[1])["points"]
+            assert (points[0], points[-1]) == ([0, 0.0, 9000.0], [n, float(n), 9000.0 - n])
+            assert len(points) == {1500: 1501, 2999: 2000}[n]
+    live._server.server_close()
+
+
 def test_a_browser_is_answered_while_the_plan_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last question is then a moment ago, however long that takes, and it gets the plan's page."""
     with LivePage("model on machine", None) as live:

@@ -54,7 +54,8 @@ class LivePage:
             if len(points) > 1 and points[-1][2] == points[-2][2] == best:
                 points.pop()  # the step has not changed for two points: the later one says so
             points.append([evaluations, seconds, best])
-            del points[: len(points) - MOST_POINTS]
+            if len(points) > MOST_POINTS:
+                del points[1:-1:2]  # the curve keeps its ends and its shape
 
     def finish(self, shown: Sequence[ShownPlan]) -> None:
         """Shows the plan's own page to a browser that has asked a moment ago; it stays there when this process has ended."""
