@@ -63,6 +63,18 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> N
     assert [(report.stage, report.number) for report in again if report.stage != "label"] == [("gradient", 2)]
 
 
+def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
+    with opened_record(tmp_path / "runs.db") as record:
+        prepare(policy_training.draw_lessons(6, 0, ()), record, lambda report: None)
+        name: list[str] = []
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(policy_training, "teach", lambda prepared, training, record, found, listen: name.append(found))
+            policy_training.learn(prepare(policy_training.draw_lessons(6, 0, ()), record, print), FEW, record, print)
+        record.keep(name[0], "imitation", 2, {"network.second.bias": np.zeros(3)})
+    with pytest.raises(StoreError, match=r"runs\.db: can't be continued: its imitation is damaged: "):
+        run(tmp_path, "weights.safetensors", record="runs.db")
+
+
 def test_labels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lessons = [Lesson("random", "random-step:1", "2xK80", 0, 8)]
     with opened_record(tmp_path / "runs.db") as record:

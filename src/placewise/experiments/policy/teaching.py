@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from placewise.core.arrays import Floats, Ints
+from placewise.core.errors import StoreError, one_line
 from placewise.experiments.policy.corpus import Lesson
 from placewise.experiments.policy.teaching_record import TeachingRecord
 from placewise.formats.safetensors_file import Arrays
@@ -87,7 +88,9 @@ def prepare(lessons: Sequence[Lesson], record: TeachingRecord, listen: Listen) -
         model = Simulator(merged, threads=1)
         graph = read_block_graph(merged)
         label = record.label(f"{lesson.key}: {merged.digest}")
-        if label is None:
+        if label is not None:
+            merged.check_placements(label[None])  # anybody can have changed the record
+        else:
             label = best_placement(model, np.random.default_rng([lesson.seed, 2]))
             record.add_label(f"{lesson.key}: {merged.digest}", label)
         seconds = float(model(label[None]).cost[0])
@@ -144,7 +147,12 @@ def teach(
             optimizer = torch.optim.Adam(network.parameters(), lr=rate)
             done, state = record.state(name, stage)
             if done:
-                lessons = _restored(state, network, optimizer, lessons)
+                try:
+                    lessons = _restored(state, network, optimizer, lessons)
+                except (LookupError, RuntimeError, ValueError) as problem:
+                    raise StoreError(
+                        f"{record.source}: can't be continued: its {stage} is damaged: {one_line(problem)}"
+                    ) from None
             for epoch in range(done, epochs):
                 rng = np.random.default_rng([teaching.seed, stage == "gradient", epoch])
                 loss = _epoch(stage, network, optimizer, lessons, teaching, rng, rate * _cooled(epoch, epochs))

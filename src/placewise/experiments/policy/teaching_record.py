@@ -25,7 +25,7 @@ class TeachingRecord:
     """Labels by lesson, and the last epoch of each stage by name. Every change is committed at once."""
 
     def __init__(self, path: str | Path | None) -> None:
-        self._source = str(path)
+        self.source = str(path)
         try:
             self._database = sqlite3.connect(":memory:" if path is None else path)
             (known,) = self._database.execute("PRAGMA application_id").fetchone()
@@ -51,7 +51,7 @@ class TeachingRecord:
     def state(self, name: str, stage: str) -> tuple[int, Arrays]:
         """Returns after how many epochs the last state of a stage was recorded, and that state: 0 without one."""
         row = self._execute("SELECT epoch, state FROM states WHERE name = ? AND stage = ?", name, stage)
-        return (0, {}) if row is None else (int(row[0]), from_safetensors(row[1], self._source, StoreError)[0])
+        return (0, {}) if row is None else (int(row[0]), from_safetensors(row[1], self.source, StoreError)[0])
 
     def keep(self, name: str, stage: str, epoch: int, state: Mapping[str, NDArray[Any]]) -> None:
         """Records the state after an epoch in place of the one before."""
@@ -63,7 +63,7 @@ class TeachingRecord:
             with self._database:
                 return self._database.execute(statement, values).fetchone()
         except sqlite3.Error as problem:
-            raise StoreError(f"{self._source}: can't be read or written: {problem}") from None
+            raise StoreError(f"{self.source}: can't be read or written: {problem}") from None
 
     def close(self) -> None:
         """Closes the file."""
