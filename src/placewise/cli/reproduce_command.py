@@ -12,6 +12,8 @@ from placewise.cli.shared_options import add_command, number_argument, positive_
 from placewise.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from placewise.experiments.papers.reported_results import Paper, PaperRow
     from placewise.experiments.papers.reproduction import Effort, Reproduction
     from placewise.experiments.recorded_searches import Found
@@ -62,6 +64,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     if options.what in (CALIBRATE, CHANGES):
         (_calibrate if options.what == CALIBRATE else _recover)(options)
         return
+    from placewise.core.quantities import format_seconds
     from placewise.experiments.papers.calibration import calibrate
     from placewise.experiments.papers.claims import judge
     from placewise.experiments.papers.reported_results import PAPERS
@@ -88,7 +91,13 @@ def _reproduce(options: argparse.Namespace) -> None:
     if options.plots:
         check_drawing()
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
-    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=_ShowFound())
+    show = _progress()
+
+    def tell(row: "PaperRow", column: str, found: "Found") -> None:
+        step = found.problem or ("nothing fits" if found.median is None else format_seconds(found.median))
+        show(f"{row.label}: {column} {step}")
+
+    done = reproduce(paper, effort, families=families, machines=machines, run_file=options.run_file, on_found=tell)
     verdicts = [asdict(verdict) for verdict in judge(done)]
     if options.output:
         write_reproduction(done, verdicts, options.output)
@@ -120,7 +129,9 @@ def _what_if(paper: "Paper", options: argparse.Namespace) -> None:
     _refuse(options, ("run_file", "plots", "columns", "budget", "own_budget", "output"), "--what-if, which does not search")
     effort = _effort(paper, options)
     machines = Machines(calibrate(_calibrating(paper)) if options.calibrated else None, options.slower_links)
-    answers = what_if(paper, effort, _families(paper, effort, options.models), machines)
+    show = _progress()
+    families = _families(paper, effort, options.models)
+    answers = what_if(paper, effort, families, machines, on_row=lambda row: show(row.label))
     if options.json:
         rows = [
             {"claim": a.claim.text, "row": a.row.label, "of": a.of, "to": a.claim.to, "ratios": a.ratios}
@@ -156,15 +167,12 @@ def _recover(options: argparse.Namespace) -> None:
         usual.is_quick,
     )
     check_writable(options.output, options.run_file)
-    started = time.monotonic()
+    show = _progress()
 
-    def show(found: Recovery) -> None:
-        if sys.stderr.isatty():
-            print(
-                f"{time.monotonic() - started:6.0f} s  {found.row.family}, {found.change}: {found.system}", file=sys.stderr
-            )
+    def tell(found: Recovery) -> None:
+        show(f"{found.row.family}, {found.change}: {found.system}")
 
-    done = measure_recoveries(effort, rows=rows, systems=systems, run_file=options.run_file, on_found=show)
+    done = measure_recoveries(effort, rows=rows, systems=systems, run_file=options.run_file, on_found=tell)
     data = {"effort": asdict(effort), "is_complete": done.is_complete, "rows": [asdict(found) for found in done.results]}
     if options.output:
         write_bytes(options.output, (json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
@@ -215,18 +223,15 @@ def _chosen(what: str, kind: str, names: list[str], text: str | None, is_quick: 
     return wanted
 
 
-class _ShowFound:
-    """Shows each finished column on a terminal."""
+def _progress() -> "Callable[[str], None]":
+    """Returns what shows each line on a terminal, after the seconds since now."""
+    started = time.monotonic()
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def __call__(self, row: "PaperRow", column: str, found: "Found") -> None:
-        from placewise.core.quantities import format_seconds
-
+    def show(line: str) -> None:
         if sys.stderr.isatty():
-            step = found.problem or ("nothing fits" if found.median is None else format_seconds(found.median))
-            print(f"{time.monotonic() - self._started:6.0f} s  {row.label}: {column} {step}", file=sys.stderr)
+            print(f"{time.monotonic() - started:6.0f} s  {line}", file=sys.stderr)
+
+    return show
 
 
 def _print(done: "Reproduction", options: argparse.Namespace) -> None:
