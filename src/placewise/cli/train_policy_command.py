@@ -39,9 +39,7 @@ def _train_policy(options: argparse.Namespace) -> None:
     from placewise.experiments.policy.corpus import FAMILIES
 
     try:
-        import torch
-
-        from placewise.experiments.policy.policy_training import Training, train
+        from placewise.experiments.policy.policy_training import Training, check_device, train
     except ModuleNotFoundError:
         raise InputError("train-policy needs PyTorch: pip install 'placewise[learned]'") from None
     check_writable(options.output, options.run_file)
@@ -51,8 +49,7 @@ def _train_policy(options: argparse.Namespace) -> None:
             raise InputError(f"--hold-out: unknown family {family!r}: {did_you_mean(family, FAMILIES)}")
     if set(options.hold_out) >= set(FAMILIES):
         raise InputError("--hold-out leaves no family to learn from")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: this machine has no GPU that PyTorch can use")
+    check_device(options.device)
     given = {"lessons": options.lessons, "imitation_epochs": options.imitation, "gradient_epochs": options.gradient}
     chosen = {name: value for name, value in given.items() if value is not None}
     training = Training(hold_out=tuple(options.hold_out), seed=options.seed, device=options.device, **chosen)

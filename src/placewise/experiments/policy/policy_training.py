@@ -5,7 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from placewise import __version__
+from placewise.core.errors import InputError
 from placewise.core.graph import digest_of
 from placewise.experiments.policy.corpus import draw_lessons
 from placewise.experiments.policy.teaching import EXAMINED, Listen, Prepared, Teaching, examine, prepare, teach
@@ -20,6 +23,12 @@ class Training(Teaching):
 
     lessons: int = 280
     hold_out: tuple[str, ...] = ()  # families
+
+
+def check_device(device: str) -> None:
+    """Refuses to train on a GPU that PyTorch can't use."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: this machine has no GPU that PyTorch can use")
 
 
 def train(training: Training, output: str | Path, run_file: str | Path | None, listen: Listen) -> dict[str, Any]:
