@@ -18,12 +18,13 @@ from placewise.experiments.policy.teaching_record import TeachingRecord, opened_
 
 FEW = Training(width=8, rounds=1, imitation_epochs=4, gradient_epochs=2, samples=4, batch=2, lessons=6)
 
+LESSONS = [Lesson("random", f"random-step:{n}", "2xK80", n, 8) for n in range(6)]
+
 
 @pytest.fixture(autouse=True)
 def few_small_lessons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random steps of some ops, and a quick teacher."""
-    lessons = [Lesson("random", f"random-step:{n}", "2xK80", n, 8) for n in range(6)]
-    monkeypatch.setattr(policy_training, "draw_lessons", lambda count, seed, hold_out: lessons[:count])
+    monkeypatch.setattr(policy_training, "draw_lessons", lambda count, seed, hold_out: LESSONS[:count])
     monkeypatch.setattr(teaching, "TEACHER_PROPOSALS", 2)
 
 
@@ -65,11 +66,11 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> N
 
 def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
     with opened_record(tmp_path / "runs.db") as record:
-        prepare(policy_training.draw_lessons(6, 0, ()), record, lambda report: None)
+        prepare(LESSONS, record, lambda report: None)
         name: list[str] = []
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(policy_training, "teach", lambda prepared, training, record, found, listen: name.append(found))
-            policy_training.learn(prepare(policy_training.draw_lessons(6, 0, ()), record, print), FEW, record, print)
+            policy_training.learn(prepare(LESSONS, record, print), FEW, record, print)
         record.keep(name[0], "imitation", 2, {"network.second.bias": np.zeros(3)})
     with pytest.raises(StoreError, match=r"runs\.db: can't be continued: its imitation is damaged: "):
         run(tmp_path, "weights.safetensors", record="runs.db")
