@@ -35,7 +35,7 @@ OWN = ("--output", "--set", "--keep", "--help")  # of each command its own
 
 def test_commands_are_in_the_order_of_a_newcomers_day() -> None:
     names = [parser.prog.split()[1] for parser in parsers() if len(parser.prog.split()) == 2]
-    assert names == [*DAY.split(), "reproduce", "bench", "completion"]
+    assert names == [*DAY.split(), "reproduce", "bench", "train-policy", "completion"]
 
 
 def test_an_option_takes_the_same_everywhere() -> None:

@@ -390,9 +390,9 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
     text = helped(capsys, "bench", name)
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
-        "--markdown": ("rows", "simple", "suite"),
-        "--seconds S": ("measured", "predictions", "rows", "simple"),
-        "--budget N": ("measured", "predictions", "rows", "suite", "scale-out"),
+        "--markdown": ("neural", "rows", "suite"),
+        "--seconds S": ("measured", "policy", "predictions", "rows", "simple"),
+        "--budget N": ("measured", "neural", "predictions", "rows", "suite", "scale-out"),
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),
         "--delay S": ("scale-out",),

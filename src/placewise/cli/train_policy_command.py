@@ -19,7 +19,7 @@ def add_train_policy(commands: Any) -> None:
     parser = add_command(
         commands, "train-policy", _train_policy, "make weights for graph-policy from generated problems, which auto solves"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="write the weights here (safetensors)")
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="write the weights to this safetensors file")
     add_run_file_option(parser)
     parser.add_argument(
         "--hold-out", metavar="FAMILY", action="append", default=[], help="leave out a family of models (can be repeated)"

@@ -36,7 +36,7 @@ def test_pictures_have_the_control_as_well(tmp_path: Path) -> None:
 
 
 def test_a_variant_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(InputError, match="--only: none of spotligth is a variant"):
+    with pytest.raises(InputError, match="--variants: none of spotligth is a variant"):
         NeuralSystems((MODEL,), ("spotligth",)).run()
 
 

@@ -8,6 +8,7 @@ from compiled_steps import assert_runs_like_eager, compiled
 from torch import Tensor, nn
 
 import placewise as pw
+from placewise.graph_capture.meta_overrides import OVERRIDES
 from placewise.graph_capture.program import Layout
 from placewise.run.codegen.result_layouts import ResultLayouts
 
@@ -84,8 +85,9 @@ def test_dropout_after_group_norm_draws_what_eager_code_draws(rows: int) -> None
     assert_runs_like_eager(build, nn.MSELoss(), batches)
 
 
-def test_the_first_step_finds_what_differs() -> None:
-    """Later steps look at these ops alone."""
+def test_the_first_step_finds_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later steps look at these ops alone. Here: a kernel whose layout PyTorch's meta kernel gets wrong."""
+    monkeypatch.delitem(OVERRIDES, torch.ops.aten.glu_backward.default)
     model = ChannelsLast()
     batch = (torch.randn(4, 3, 6, 6), torch.randn(4, 2))
     step = pw.capture(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch)

@@ -64,11 +64,11 @@ class NeuralSystems(Benchmark):
     """What ColocRL, Spotlight and HDP sample and find, with variants, beside a control that learns nothing."""
 
     models: tuple[str, ...] = option("models", "only these models", default=tuple(MACHINES))
-    only: tuple[str, ...] = option("list", "strategies or variants, e.g. 'hdp,with a table'", "WORDS", default=())
+    variants: tuple[str, ...] = option("list", "only these strategies or variants: 'hdp,with a table'", "NAMES", default=())
     budget: int = option("positive", "evaluations of each search", default=2400)
-    seeds: int = option("positive", "searches of each variant", default=5)
-    run_file: str | None = option("file", "record the searches here; the same command then continues")
-    plots: str | None = option("folder", "write pictures into this folder: best steps and means of the samples")
+    seeds: int = option("positive", "searches of each variant", "K", default=5)
+    run_file: str | None = option("file", "record the searches here; the same command then continues", "RUNS.DB")
+    plots: str | None = option("folder", "write pictures into this folder: best steps and means of the samples", "DIR")
     markdown: bool = option("flag", "print Markdown tables", default=False)
 
     def run(self) -> Findings:
@@ -82,9 +82,9 @@ class NeuralSystems(Benchmark):
         from placewise.report.terminal_text import table
         from placewise.simulate.simulator import Simulator
 
-        chosen = [c for c in CONTESTANTS if not self.only or {c.strategy, c.variant} & set(self.only)]
+        chosen = [c for c in CONTESTANTS if not self.variants or {c.strategy, c.variant} & set(self.variants)]
         if not chosen:
-            raise InputError(f"--only: none of {', '.join(self.only)} is a variant")
+            raise InputError(f"--variants: none of {', '.join(self.variants)} is a variant")
         if self.plots is not None:
             from placewise.experiments.search_figures import check_drawing
 
