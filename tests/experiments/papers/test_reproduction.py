@@ -355,7 +355,7 @@ def test_claims_are_judged_by_every_row() -> None:
     assert said() == ["not measured: on NMT, Post beats the expert"]
     metis = result(2, Metis=3.0, expert=4.0)
     lines = [line for line in claim_lines(judge(Reproduction(paper, EFFORT, (metis,)))) if "on NMT, Metis" in line]
-    assert lines[0].startswith("no: on NMT, Metis is slower than the expert: 0.75. We think: ")
+    assert lines[0].startswith("no: on NMT, Metis is slower than the expert: 0.75. Cause: ")
 
 
 def test_a_picture_of_each_row_that_found_something(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def payoff_table(reproduction: Reproduction) -> Cells:
 
 
 def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """Yields a line for each claim: whether it holds, the figures, and what we think if it does not hold."""
+    """Yields a line for each claim: whether it holds, the figures, and the cause if it does not hold."""
     for verdict in verdicts:
         word = {True: "yes", False: "no", None: "not measured"}[verdict.holds]
         word += (
@@ -147,7 +147,7 @@ def claim_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
             else ""
         )
         said = f"{word}: {verdict.text}: {_figures(verdict)}" if verdict.ours else f"{word}: {verdict.text}"
-        yield said if verdict.holds is not False or not verdict.why_not else f"{said}. We think: {verdict.why_not}"
+        yield said if verdict.holds is not False or not verdict.cause else f"{said}. Cause: {verdict.cause}"
 
 
 def _figures(verdict: Verdict) -> str:
