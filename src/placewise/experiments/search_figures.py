@@ -28,6 +28,8 @@ FAR = 5.0  # times the best step: levels above it are named in the title, since 
 
 FEW = 20  # evaluations up to which a strategy is a level, not a line: it answers at once
 
+POINTS = 300  # of a line of samples; a picture needs no more
+
 WIDTH, LEAST_HEIGHT, LABEL_HEIGHT = 650.0, 350.0, 12.0  # points
 
 LEFT, RIGHT, TOP, BOTTOM = 55.0, 165.0, 40.0, 40.0  # margins in points; the labels are on the right
@@ -111,10 +113,11 @@ def draw_samples(title: str, lines: Mapping[str, Sequence[SampledCosts]], contro
             window = length // 20
             smooth = [np.convolve(one.seconds[:length], np.ones(window) / window, "valid") for one in samples]
             name = f"{label} (learns nothing)" if label == control else label
-            spent = np.arange(1, length + 1)
-            means.plot(spent[window - 1 :], np.median(smooth, axis=0) * 1e3, style, color=colour, linewidth=1.6, label=name)
+            spent, every = np.arange(1, length + 1), max(length // POINTS, 1)
+            mean = np.median(smooth, axis=0) * 1e3
+            means.plot(spent[window - 1 :][::every], mean[::every], style, color=colour, linewidth=1.6, label=name)
             best = np.median([one.best[:length] for one in samples], axis=0) * 1e3
-            bests.plot(spent, best, style, color=colour, linewidth=1.6)
+            bests.plot(spent[every - 1 :: every], best[every - 1 :: every], style, color=colour, linewidth=1.6)
         means.set(yscale="log", ylabel=f"mean of {window} samples, ms")
         bests.set(yscale="log", ylabel="best step so far, ms", xlabel="evaluations")
         for axes in (means, bests):
