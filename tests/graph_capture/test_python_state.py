@@ -322,7 +322,8 @@ def test_rows_repeated_as_often_as_constants_say() -> None:
         def function(module: Model, y: Tensor) -> Any:
             counts = torch.tensor([1, 2, 0, 3, 0, 0])
             mask = torch.tensor([True, False, True, True, True, True])
-            return y.repeat_interleave(counts, 0) + y.masked_select(mask[:, None]).view(5, 4).sum(0)
+            twice = y.repeat_interleave(torch.tensor([2])).view(6, 4, 2).sum(2)  # of the flat tensor: there is no dim
+            return y.repeat_interleave(counts, 0) + y.masked_select(mask[:, None]).view(5, 4).sum(0) + twice
 
         model = Model(function)
         return model, torch.optim.SGD(model.parameters(), 0.1)

@@ -215,7 +215,8 @@ class MetaMode(TorchFunctionMode):
         """Repeats rows as often as a tensor says that is known before the step runs; their number must stay."""
         repeats = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
         if isinstance(repeats, Tensor) and repeats.is_meta and repeats.dim() and kwargs.get("output_size") is None:
-            rows = 0 if repeats is args[0] else args[0].shape[kwargs.get("dim", args[2] if len(args) > 2 else 0) or 0]
+            dim = kwargs.get("dim", args[2] if len(args) > 2 else None)  # None: of the flat tensor
+            rows = 0 if repeats is args[0] else args[0].numel() if dim is None else args[0].shape[dim]
             total = repeats.expand(rows).sum() if len(repeats) == 1 and rows else repeats.sum()
             kwargs = {**kwargs, "output_size": self.recorder.early_value(total, "repeat_interleave")}
         return self._call(func, args, kwargs)
