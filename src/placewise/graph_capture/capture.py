@@ -27,6 +27,7 @@ from placewise.graph_capture.meta_modes import MetaMode
 from placewise.graph_capture.model_guard import ModelGuard, refuse_hooks
 from placewise.graph_capture.module_attributes import ModuleAttributes, has_tensors, modules_by_path
 from placewise.graph_capture.program import Gate, Program, Slot
+from placewise.graph_capture.python_values import PythonValues
 from placewise.graph_capture.random_tape import HostGenerators
 from placewise.graph_capture.recorded_update import record_update
 from placewise.graph_capture.recorder import Recorder
@@ -134,11 +135,11 @@ def _record(step: TrainingStep, name: str) -> CapturedStep:
     try:
         buffers = dict(meta_step.model.named_buffers())
         scale = _loss_scale(step, recorder)
-        attributes = ModuleAttributes(meta_step.model, meta_step.loss_fn)
+        attributes, values = ModuleAttributes(meta_step.model, meta_step.loss_fn), PythonValues(step.model, step.loss_fn)
         losses, output = _record_forward_and_backward(meta_step, parts, scale, kept, recorder)
         _record_replaced_buffers(buffers, meta_step.model, recorder)
         returned = Returned(losses, output, attributes=_set_attributes(attributes, kept))
-        _refuse_lost_state(meta_step, attributes, generators, recorder)
+        _refuse_lost_state(meta_step, attributes, values, generators, recorder)
         if step.optimizer is not None:
             update = record_update(meta_step, step.optimizer, scale, recorder)
             if update.grad_norm is not None:
@@ -353,7 +354,7 @@ def _set_attributes(attributes: ModuleAttributes, kept: _Kept) -> tuple[SetAttri
 
 
 def _refuse_lost_state(
-    step: TrainingStep, attributes: ModuleAttributes, generators: HostGenerators, first: Recorder
+    step: TrainingStep, attributes: ModuleAttributes, values: PythonValues, generators: HostGenerators, first: Recorder
 ) -> None:
     """Refuses a step that changes Python values from one time to the next, or reads what the last one has left.
 
@@ -363,7 +364,7 @@ def _refuse_lost_state(
     for name in first.reads_left:
         raise _reads_left(name)
     changed = [*attributes.changed(), *attributes.mutated()]
-    if not changed and not generators.changed():
+    if not changed and not generators.changed() and not values.changed_plainly():
         return
     recorder = Recorder()
     for name, tensor in (*step.model.named_parameters(), *step.model.named_buffers()):
@@ -371,7 +372,8 @@ def _refuse_lost_state(
     part = meta_parts(step, recorder)[0]
     kept = {str(attribute): list(map(_tensor_of, tensors_in(attribute.value))) for attribute in changed}
     recorder.left = {tensor.untyped_storage()._cdata: name for name, tensors in kept.items() for tensor in tensors}
-    attributes, generators = ModuleAttributes(step.model, step.loss_fn), HostGenerators()
+    attributes, values = ModuleAttributes(step.model, step.loss_fn), PythonValues(step.model, step.loss_fn)
+    generators = HostGenerators()
     with _recording(step, recorder), _autocast(step):
         forward_loss(step, part)
     if name := generators.changed():
@@ -390,6 +392,11 @@ def _refuse_lost_state(
                 f"the model changes its attribute {name!r} in every step, which a recorded step can't follow: "
                 "make it a buffer, or change it between steps"
             )
+    if name := values.changed_plainly():
+        raise CaptureError(
+            f"the step changes {name} each time that it runs, which a recorded step can't follow: count in a buffer of the "
+            "model, or between steps"
+        )
 
 
 def _reads_left(name: str) -> CaptureError:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
+from placewise.graph_capture.module_attributes import INTERNAL
 from placewise.graph_capture.recorder import Recorder, meta_like
+from placewise.graph_capture.structures import tensors_in
 from placewise.graph_capture.training_step import TrainingStep
 
 SWITCHES = ("foreach", "fused", "capturable")  # options of an optimizer, off: it then updates parameter by parameter
@@ -41,8 +43,11 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
             if isinstance(value, Tensor) and not value.is_leaf:  # weight_norm and prune leave what they have computed
                 memo[id(value)] = meta_like(value)
                 recorder.left[memo[id(value)].untyped_storage()._cdata] = f"{name}.{key}" if name else key
+            elif key not in INTERNAL:  # constants, which stay the user's own: each step reads them
+                memo |= {id(tensor): tensor for tensor in _constants_in(value) if id(tensor) not in memo}
         scripts = [value for value in vars(module).values() if isinstance(value, torch.jit.ScriptFunction)]
         memo |= {id(script): script for script in scripts}  # which can't be copied
+    memo |= {id(tensor): tensor for tensor in _constants_in(step.loss_fn) if id(tensor) not in memo}
     try:
         model = copy.deepcopy(step.model, memo)
         optimizer = None if step.optimizer is None else copy_optimizer(step.optimizer, memo)
@@ -50,6 +55,15 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
     except Exception as problem:
         raise CaptureError(f"the model, its loss or its optimizer can't be copied: {problem}") from None
     return replace(step, model=model, loss_fn=loss_fn, optimizer=optimizer)
+
+
+def _constants_in(value: Any) -> Iterator[Tensor]:
+    """Yields the tensors with values in an attribute that nothing trains."""
+    return (
+        tensor
+        for tensor in tensors_in(value)
+        if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.requires_grad or isinstance(tensor, nn.Parameter))
+    )
 
 
 def _refuse_sparse(tensor: Tensor, name: str) -> None:

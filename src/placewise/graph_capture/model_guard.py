@@ -11,9 +11,8 @@ from torch.nn.modules import module as torch_modules
 from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from placewise.core.errors import CaptureError, StepChanged
-from placewise.graph_capture.module_attributes import INTERNAL, read_names
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
+from placewise.graph_capture.module_attributes import HOOKS, INTERNAL, read_names
+from placewise.graph_capture.python_values import PythonValues
 
 GLOBAL_HOOKS = tuple(getattr(torch_modules, f"_global{name}") for name in HOOKS)
 
@@ -24,18 +23,22 @@ class ModelGuard:
     """Which modules a model has, their modes, parameters, hooks and plain attributes, and what the optimizer updates.
 
     Of the attributes only those count that the code of some module mentions: a counter that a training loop keeps in the
-    model may change.
+    model may change. `PythonValues` has what the code reads elsewhere.
     """
 
     def __init__(
-        self, *models: Any, optimizer: Optimizer | None = None, changing: Collection[tuple[nn.Module, str]] = ()
-    ) -> None:
-        """Looks at models and their optimizer; `changing` are attributes of their modules that steps change themselves."""
+        self, model: nn.Module, loss_fn: Any, *, optimizer: Optimizer | None = None,
+        changing: Collection[tuple[nn.Module, str]] = (),
+    ) -> None:  # fmt: skip
+        """Looks at a model, its loss and its optimizer; `changing` are attributes of modules that steps change."""
+        self._read = PythonValues(model, loss_fn, changing=changing)
+        models = {"": model, "the loss": loss_fn} if isinstance(loss_fn, nn.Module) else {"": model}
+        known = {id(module) for owner in models.values() for module in owner.modules()}
         self._modules = [
-            (name, module)
-            for model in models
-            if isinstance(model, nn.Module)
-            for name, module in model.named_modules(remove_duplicate=False)
+            (".".join(filter(None, (prefix, name))), module)
+            for prefix, owner in {**models, **self._read.modules}.items()
+            for name, module in owner.named_modules(remove_duplicate=False)
+            if prefix in models or id(module) not in known
         ]
         self._children = [(module._modules, key) for _, module in self._modules for key in module._modules]
         self._child_names = [f"{name}.{key}" if name else key for name, module in self._modules for key in module._modules]
@@ -68,13 +71,19 @@ class ModelGuard:
         self._hooks = [tuple(hooks) for _, hooks in self._hook_tables]
         self._hook_numbers = list(chain.from_iterable(self._hooks))
         self._tensor_hooks = self._present_tensor_hooks()
-        names = read_names(module for _, module in self._modules) - INTERNAL
+        names = (read_names(module for _, module in self._modules) | self._read.names) - INTERNAL
         self._settings = [
-            (vars(module), key, name)
+            (vars(module), key, f"{name}.{key}" if name else key)
             for name, module in self._modules
             for key, value in vars(module).items()
             if key in names and (value is None or type(value) in (bool, int, float, str)) and (module, key) not in changing
         ]
+        if optimizer is not None:
+            self._settings += [
+                (vars(optimizer), key, f"the optimizer's {key}")
+                for key, value in vars(optimizer).items()
+                if type(value) in (bool, int, float, str) and not key.startswith("_")
+            ]
         self._values = [settings[key] for settings, key, _ in self._settings]
 
     def check(self) -> None:
@@ -100,14 +109,13 @@ class ModelGuard:
             raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
         if (values := [settings.get(key) for settings, key, _ in self._settings]) != self._values:
             changed = next(i for i, value in enumerate(values) if value != self._values[i])
-            _, key, name = self._settings[changed]
-            raise _changed(
-                f"{f'{name}.{key}' if name else key} is {values[changed]!r} now and was {self._values[changed]!r}"
-            )
+            raise _changed(f"{self._settings[changed][2]} is {values[changed]!r} now and was {self._values[changed]!r}")
         forwards = [vars(module).get("forward") for _, module in self._modules]
         if forwards != self._forwards:
             changed = next(i for i, forward in enumerate(forwards) if forward != self._forwards[i])
             raise _changed(f"forward of {self._modules[changed][0] or 'the model'} was replaced")
+        if change := self._read.change():
+            raise _changed(change)
         self._check_hooks()
         if self._present_updated() != self._updated:
             raise _changed("the optimizer has other parameters now")

@@ -6,7 +6,8 @@ other attribute that changes in every step (`self.calls += 1`) can't be followed
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from types import MethodType
+from functools import cache
+from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from placewise.graph_capture.structures import OPAQUE, tensors_in
 
 INTERNAL = frozenset(vars(nn.Module()))  # PyTorch's own: parameters, buffers, hooks, ...
+
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")  # of a module
 
 MISSING = object()
 
@@ -121,5 +124,17 @@ def read_names(modules: Iterable[nn.Module]) -> frozenset[str]:
         if kind not in (nn.Module, object, Tensor):
             for function in vars(kind).values():
                 code = getattr(getattr(function, "__func__", function), "__code__", None)
-                found.update(code.co_names if code is not None else ())
+                found.update(names_in(code) if code is not None else ())
     return frozenset(found)
+
+
+@cache
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """Returns the names that code mentions, with those in its comprehensions and in `getattr(self, "name")`."""
+    inner = [name for constant in code.co_consts if isinstance(constant, CodeType) for name in names_in(constant)]
+    return tuple(dict.fromkeys([*code.co_names, *strings_in(code), *inner]))
+
+
+def strings_in(code: CodeType) -> list[str]:
+    """Returns the strings in code that may be names."""
+    return [constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()]

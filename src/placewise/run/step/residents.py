@@ -193,11 +193,23 @@ class Residents:
         if resident.tensor < 0:
             value = resident.value.clone()
             return lambda batch: value.clone()
+        given, home = resident.value, self._torch_devices[resident.tensor]
         nbytes = int(self._resolved.graph.tensors.nbytes[resident.tensor])
-        value = to_layout(resident.value, resident.value.stride(), self._torch_devices[resident.tensor], nbytes)
-        if resident.tensor in self._resolved.written_storages:
-            return lambda batch: value.clone()
-        return lambda batch: value
+        is_written = resident.tensor in self._resolved.written_storages
+        value, version = to_layout(given, given.stride(), home, nbytes), _version(given)
+
+        def get(batch: Batch) -> Any:
+            nonlocal value, version
+            if (now := _version(given)) != version:  # the user has changed it in place
+                value, version = to_layout(given, given.stride(), home, nbytes), now
+            return value.clone() if is_written else value
+
+        return get
+
+
+def _version(tensor: Tensor) -> int:
+    """Returns how often a tensor was changed in place; inference tensors do not count that."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _moved_home(tensor: Tensor, home: torch.device, streams: Streams | None) -> Tensor:
