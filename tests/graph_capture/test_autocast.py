@@ -187,3 +187,44 @@ def test_every_listed_op_is_one_that_torch_casts() -> None:
     assert known >= LOWER_PRECISION
     assert cast_ops("cuda") >= SETS_DTYPE | set(WITH_DTYPE) | PROMOTED["cuda"]
     assert cast_ops("cpu") >= PROMOTED["cpu"]
+
+
+class Float32Product(torch.autograd.Function):
+    """A function of its own that asks for inputs in float32."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+class WithFunction(nn.Module):
+    """Autocast around a function with custom_fwd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.weight = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return Float32Product.apply(self.layer(x), self.weight)  # type: ignore[no-untyped-call]
+
+
+def test_inputs_of_functions_with_custom_fwd_are_cast(same_kernels: None) -> None:
+    model = WithFunction()
+    twin = copy.deepcopy(model)
+    batch = (torch.randn(4, 8), torch.randn(4, 8))
+    step = compiled(pw.capture(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), batch))
+    loss = nn.functional.mse_loss(twin(batch[0]), batch[1])
+    loss.backward()
+    torch.optim.SGD(twin.parameters(), 0.1).step()
+    assert torch.equal(step(batch), loss.detach())
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    step.close()

@@ -66,12 +66,15 @@ def recorded_autocast() -> Iterator[None]:
     global _state
     kind = torch.amp.autocast_mode.autocast
     originals = kind.__init__, kind.__enter__, kind.__exit__
+    cast_inputs = torch.amp.autocast_mode._cast  # of torch.amp.custom_fwd
     _state = _State()
     kind.__init__, kind.__enter__, kind.__exit__ = _init, _enter, _exit  # type: ignore[method-assign]
+    torch.amp.autocast_mode._cast = _cast_inputs
     try:
         yield
     finally:
         kind.__init__, kind.__enter__, kind.__exit__ = originals  # type: ignore[method-assign]
+        torch.amp.autocast_mode._cast = cast_inputs
         _state = _State()
 
 
@@ -106,6 +109,15 @@ def _exit(self: Any, *_: Any) -> None:
     device, _state.dtype, _state.caches, was_enabled = self._before
     _switch(_state.device or "cuda", was_enabled)
     _state.device = device or _state.device  # it stays known, so that contexts for two devices are noticed
+
+
+def _cast_inputs(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+    """Casts the inputs of a function with `custom_fwd(cast_inputs=...)`; PyTorch's own leaves tensors on the meta device."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if _is_cast(value) else value
+    if isinstance(value, dict):
+        return {key: _cast_inputs(entry, device_type, dtype) for key, entry in value.items()}
+    return type(value)([_cast_inputs(e, device_type, dtype) for e in value]) if isinstance(value, (list, tuple)) else value
 
 
 def _switch(device: str, enabled: bool) -> None:
