@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from placewise.graph_capture.module_attributes import HOOKS, INTERNAL, MISSING, names_in, strings_in
+from placewise.graph_capture.step_numbers import StepNumber
 
 ATOMS = (bool, int, float, complex, str, bytes)
 
@@ -160,7 +161,8 @@ class _Walk:
             value = place.read()
             if not is_plain(value):
                 self._look_into(value, place.name, place.name)
-            if value is not MISSING and not isinstance(value, CODE):
+            is_left = isinstance(value, StepNumber) or (isinstance(value, Tensor) and value.is_meta)  # by the recorded step
+            if value is not MISSING and not isinstance(value, CODE) and not is_left:
                 yield place, value
 
     # --- names ---
