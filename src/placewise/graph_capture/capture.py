@@ -33,7 +33,7 @@ from placewise.graph_capture.recorded_update import record_update
 from placewise.graph_capture.recorder import Recorder
 from placewise.graph_capture.returned import Returned, ReturnedOutput, SetAttribute
 from placewise.graph_capture.structures import Leaf, Structure, tensors_in
-from placewise.graph_capture.training_step import TrainingStep
+from placewise.graph_capture.training_step import StepModules, TrainingStep
 from placewise.graph_capture.views import View
 from placewise.graph_capture.whole_passes import recorded_attention
 
@@ -125,7 +125,7 @@ def capture_step(step: TrainingStep, name: str = "") -> CapturedStep:
 
 def _record(step: TrainingStep, name: str) -> CapturedStep:
     if step.optimizer is not None:
-        refuse_hooks(step.model, step.optimizer)
+        refuse_hooks(step.modules, step.optimizer)
     recorder = Recorder()
     meta_step = meta_copy(step, recorder)
     parts = meta_parts(step, recorder)
@@ -133,11 +133,11 @@ def _record(step: TrainingStep, name: str) -> CapturedStep:
     _track_modules(meta_step.loss_fn, recorder, "loss")
     kept, gate, generators = _Kept(recorder), None, HostGenerators()
     try:
-        buffers = dict(meta_step.model.named_buffers())
+        buffers = dict(meta_step.modules.named_buffers())
         scale = _loss_scale(step, recorder)
         attributes, values = ModuleAttributes(meta_step.model, meta_step.loss_fn), PythonValues(step.model, step.loss_fn)
         losses, output = _record_forward_and_backward(meta_step, parts, scale, kept, recorder)
-        _record_replaced_buffers(buffers, meta_step.model, recorder)
+        _record_replaced_buffers(buffers, meta_step.modules, recorder)
         returned = Returned(losses, output, attributes=_set_attributes(attributes, kept))
         _refuse_lost_state(meta_step, attributes, values, generators, recorder)
         if step.optimizer is not None:
@@ -323,9 +323,9 @@ def _returned_output(structures: list[Structure], parts: list[Any], kept: _Kept)
     return ReturnedOutput(structures[0], tuple(positions))
 
 
-def _record_replaced_buffers(buffers: dict[str, Tensor], model: nn.Module, recorder: Recorder) -> None:
+def _record_replaced_buffers(buffers: dict[str, Tensor], modules: StepModules, recorder: Recorder) -> None:
     """Records a copy into each buffer that the step has replaced by another tensor (`self.mean = ...`)."""
-    present = dict(model.named_buffers(remove_duplicate=False))
+    present = dict(modules.named_buffers(remove_duplicate=False))
     for name, buffer in buffers.items():
         value = present.get(name)
         if value is buffer:
@@ -367,7 +367,7 @@ def _refuse_lost_state(
     if not changed and not generators.changed() and not values.changed_plainly():
         return
     recorder = Recorder()
-    for name, tensor in (*step.model.named_parameters(), *step.model.named_buffers()):
+    for name, tensor in (*step.modules.named_parameters(), *step.modules.named_buffers()):
         recorder.add_resident(tensor, "parameter", name, real=first.real_buffer(name))
     part = meta_parts(step, recorder)[0]
     kept = {str(attribute): list(map(_tensor_of, tensors_in(attribute.value))) for attribute in changed}

@@ -4,16 +4,26 @@ import copy
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from io import IOBase
+from threading import Lock, RLock, Thread, local
+from types import GeneratorType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from placewise.core.errors import CaptureError
 from placewise.graph_capture.module_attributes import INTERNAL
 from placewise.graph_capture.recorder import Recorder, meta_like
-from placewise.graph_capture.structures import tensors_in
+from placewise.graph_capture.structures import entries_in, tensors_in
 from placewise.graph_capture.training_step import TrainingStep
+
+UNCOPYABLE = (  # or too large: the data of a trainer
+    torch.jit.ScriptFunction, type(Lock()), type(RLock()), local, Thread, GeneratorType, IOBase, Dataset, DataLoader,
+    _BaseDataLoaderIter,
+)  # fmt: skip
 
 SWITCHES = ("foreach", "fused", "capturable")  # options of an optimizer, off: it then updates parameter by parameter
 
@@ -23,7 +33,7 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
     recorder.home = next((p.device.type for p in step.model.parameters() if not p.is_meta), "cpu")
     memo: dict[int, Any] = {}
     copied: dict[int, list[tuple[Tensor, Tensor]]] = {}  # storage -> the user's tensors on it, and their copies
-    for kind, named in (("parameter", step.model.named_parameters()), ("buffer", step.model.named_buffers())):
+    for kind, named in (("parameter", step.modules.named_parameters()), ("buffer", step.modules.named_buffers())):
         for name, tensor in named:
             _refuse_sparse(tensor, name)
             shared = copied.setdefault(tensor.untyped_storage()._cdata, [])
@@ -37,17 +47,20 @@ def meta_copy(step: TrainingStep, recorder: Recorder) -> TrainingStep:
             recorder.add_resident(meta, kind, name, owner=owner, real=real)
             recorder.originals[tensor.untyped_storage()._cdata] = name
     if step.optimizer is not None and not all(id(p) in memo for g in step.optimizer.param_groups for p in g["params"]):
-        raise CaptureError("the optimizer has a parameter that is not in the model")
-    for name, module in step.model.named_modules():
+        raise CaptureError(
+            "the optimizer has a parameter that is neither in the model nor in a loss that is a module: "
+            "make it one of the model"
+        )
+    for name, module in step.modules.named_modules():
         for key, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:  # weight_norm and prune leave what they have computed
                 memo[id(value)] = meta_like(value)
                 recorder.left[memo[id(value)].untyped_storage()._cdata] = f"{name}.{key}" if name else key
             elif key not in INTERNAL:  # constants, which stay the user's own: each step reads them
                 memo |= {id(tensor): tensor for tensor in _constants_in(value) if id(tensor) not in memo}
-        scripts = [value for value in vars(module).values() if isinstance(value, torch.jit.ScriptFunction)]
-        memo |= {id(script): script for script in scripts}  # which can't be copied
+        memo |= _uncopyable_in(vars(module))
     memo |= {id(tensor): tensor for tensor in _constants_in(step.loss_fn) if id(tensor) not in memo}
+    memo |= _uncopyable_in(getattr(step.loss_fn, "__self__", step.loss_fn))
     try:
         model = copy.deepcopy(step.model, memo)
         optimizer = None if step.optimizer is None else copy_optimizer(step.optimizer, memo)
@@ -64,6 +77,11 @@ def _constants_in(value: Any) -> Iterator[Tensor]:
         for tensor in tensors_in(value)
         if isinstance(tensor, Tensor) and not (tensor.is_meta or tensor.requires_grad or isinstance(tensor, nn.Parameter))
     )
+
+
+def _uncopyable_in(value: Any) -> dict[int, Any]:
+    """Returns what can't be copied by its id, so that the copy shares it: the locks and files of a trainer, say."""
+    return {id(entry): entry for entry in entries_in(value) if isinstance(entry, UNCOPYABLE)}
 
 
 def _refuse_sparse(tensor: Tensor, name: str) -> None:

@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer, _global_optimizer_post_hooks, _glob
 from placewise.core.errors import CaptureError, StepChanged
 from placewise.graph_capture.module_attributes import HOOKS, INTERNAL, read_names
 from placewise.graph_capture.python_values import PythonValues
+from placewise.graph_capture.training_step import StepModules
 
 GLOBAL_HOOKS = tuple(getattr(torch_modules, f"_global{name}") for name in HOOKS)
 
@@ -148,7 +149,7 @@ def _changed(what: str) -> StepChanged:
     return StepChanged(f"{what}, and the captured step was another one: undo it, or capture and compile the step again")
 
 
-def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
+def refuse_hooks(modules: StepModules, optimizer: Optimizer) -> None:
     """Refuses hooks that a recording would leave out: the optimizer's, and those that run when gradients are ready.
 
     An optimizer that must be given a closure calls the model itself, as often as it likes.
@@ -162,7 +163,7 @@ def refuse_hooks(model: nn.Module, optimizer: Optimizer) -> None:
     ):
         for hook in hooks.values():
             raise CaptureError(f"the optimizer has a {kind} ({_name(hook)}), which can't be recorded: remove it")
-    for name, parameter in model.named_parameters():
+    for name, parameter in modules.named_parameters():
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             raise CaptureError(f"{name} has a post-accumulate-grad hook ({_name(hook)}), which can't be recorded: remove it")
 

@@ -36,8 +36,8 @@ def record_update(step: TrainingStep, original: Optimizer, scale: Tensor | None,
     """Records the update of a step on the meta device; `original` is the user's optimizer, which may have state."""
     optimizer = step.optimizer
     assert optimizer is not None
-    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-    gradients = {id(p): p.grad for p in step.model.parameters() if p.grad is not None}
+    names = {id(parameter): name for name, parameter in step.modules.named_parameters()}
+    gradients = {id(p): p.grad for p in step.modules.parameters() if p.grad is not None}
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not trained:
         raise CaptureError("no parameter of the optimizer gets a gradient")

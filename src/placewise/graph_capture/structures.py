@@ -32,7 +32,7 @@ class Structure:
     @classmethod
     def of(cls, value: Any) -> "Structure":
         """Returns the structure of a value; its tensors are detached, and what is not a tensor is copied."""
-        entries = list(_entries(value))
+        entries = list(entries_in(value))
         leaves = [entry for entry in entries if isinstance(entry, Leaf)]
         devices = {id(entry): entry for entry in entries if isinstance(entry, torch.device) and entry.type == "meta"}
         detached = {id(leaf): leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves}
@@ -56,10 +56,10 @@ def tensors_in(value: Any) -> Iterator[Leaf]:
 
     pytree would overlook those in classes that are not registered with it.
     """
-    return (entry for entry in _entries(value) if isinstance(entry, Leaf))
+    return (entry for entry in entries_in(value) if isinstance(entry, Leaf))
 
 
-def _entries(value: Any) -> Iterator[Any]:
+def entries_in(value: Any) -> Iterator[Any]:
     """Yields all that a value consists of, each object once."""
     seen: set[int] = set()
     waiting = [value]

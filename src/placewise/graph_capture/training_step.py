@@ -1,14 +1,54 @@
 """A training step to capture: a model, its loss, its optimizer and an example batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import NoneType
+from types import MethodType, NoneType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError
+
+
+class StepModules:
+    """The model, and its loss if that is a module of its own: whose parameters and buffers a step has.
+
+    They have the names that the model gives them; those of the loss begin with "loss:".
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: Any) -> None:
+        owner = loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
+        is_own = isinstance(owner, nn.Module) and not any(owner is module for module in model.modules())
+        self.modules: dict[str, nn.Module] = {"": model, "loss:": owner} if is_own else {"": model}
+
+    def named_parameters(self, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yields names and parameters as nn.Module does."""
+        return self._named("named_parameters", remove_duplicate)
+
+    def named_buffers(self, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Yields names and buffers as nn.Module does."""
+        return self._named("named_buffers", remove_duplicate)
+
+    def named_modules(self, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Module]]:
+        """Yields names and modules as nn.Module does."""
+        return self._named("named_modules", remove_duplicate)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yields the parameters, each once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the modules by name."""
+        return {f"{prefix}{name}": value for prefix, m in self.modules.items() for name, value in m.state_dict().items()}
+
+    def _named(self, method: str, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for prefix, module in self.modules.items():
+            for name, entry in getattr(module, method)(remove_duplicate=remove_duplicate):
+                if not (remove_duplicate and id(entry) in seen):
+                    seen.add(id(entry))
+                    yield prefix + name, entry
 
 
 @dataclass(frozen=True)
@@ -62,6 +102,11 @@ class TrainingStep:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and value > 0):
                 raise CaptureError(f"{name} must be a number above 0 or None, got {value!r}")
+
+    @property
+    def modules(self) -> StepModules:
+        """The owners of the step's parameters and buffers."""
+        return StepModules(self.model, self.loss_fn)
 
     @property
     def scales_loss(self) -> bool:

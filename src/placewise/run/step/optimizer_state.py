@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.meta_copies import copy_optimizer
 from placewise.graph_capture.program import Program
+from placewise.graph_capture.training_step import StepModules
 
 
-def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def make_state(program: Program, modules: StepModules, optimizer: torch.optim.Optimizer) -> None:
     """Creates the optimizer's state that the program reads and that does not exist yet.
 
     The optimizer's own code creates it, and it is tried out on a small parameter whether a step from this state does what
@@ -23,7 +24,7 @@ def make_state(program: Program, model: nn.Module, optimizer: torch.optim.Optimi
         if resident.kind == "hyper-parameter" and resident.name.isidentifier():  # what the first step makes
             first = resident.value if resident.like is None else torch.zeros(resident.like.shape, dtype=resident.like.dtype)
             optimizer.param_groups[int(resident.key)].setdefault(resident.name, first)
-    parameters = dict(model.named_parameters())
+    parameters = dict(modules.named_parameters())
     wanted = [resident for resident in program.residents if resident.kind == "state"]
     missing = dict.fromkeys(r.name for r in wanted if r.key not in optimizer.state.get(parameters[r.name], {}))
     if not missing:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise.core.errors import ExecutionError, StepChanged
 from placewise.graph_capture.program import Resident, Slot
-from placewise.graph_capture.training_step import TrainingStep
+from placewise.graph_capture.training_step import StepModules, TrainingStep
 from placewise.run.backends.protocol import Streams
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.batches import batch_tensors, cut_part, real_batch, to_layout
@@ -34,10 +34,10 @@ class Residents:
         self._resolved, self._step, self._program = placed.resolved, step, placed.resolved.program
         self._torch_devices = [torch.device(placed.devices[home].torch_device) for home in placed.tensor_devices.tolist()]
         self._streams, self._pinned = streams, placed.pinned
-        self._owners = _owners(step.model)
+        self._owners = _owners(step.modules)
         self._check_model()
         self._make_state()
-        self._parameters = dict(step.model.named_parameters())
+        self._parameters = dict(step.modules.named_parameters())
         self._examples = dict(batch_tensors(step.batch, step.batch))
         self._getters = [self._getter(resident) for resident in self._program.residents]
         homes = placed.tensor_devices.tolist()
@@ -114,7 +114,7 @@ class Residents:
                     "the step reads a tensor that has no value, because the model was built on the meta device: build it "
                     "on a real one"
                 )
-        for name, tensor in (*self._step.model.named_parameters(), *self._step.model.named_buffers()):
+        for name, tensor in (*self._step.modules.named_parameters(), *self._step.modules.named_buffers()):
             _check_values(name, tensor)
         for resident in self._program.residents:
             if resident.kind in ("parameter", "buffer"):
@@ -125,7 +125,7 @@ class Residents:
 
     def _make_state(self) -> None:
         if self._step.optimizer is not None:
-            make_state(self._program, self._step.model, self._step.optimizer)
+            make_state(self._program, self._step.modules, self._step.optimizer)
 
     def _getter(self, resident: Resident) -> Getter:
         """Returns the function that finds the value of a resident in a step."""
@@ -246,14 +246,14 @@ def _check_type(resident: Resident, tensor: Tensor) -> None:
         )
 
 
-def _owners(model: nn.Module) -> dict[str, Owner]:
-    """Returns where the model keeps each parameter and buffer, by full name."""
+def _owners(modules: StepModules) -> dict[str, Owner]:
+    """Returns where the modules keep each parameter and buffer, by full name."""
     owners: dict[str, Owner] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
+    for prefix, module in modules.named_modules(remove_duplicate=False):
         for tensors in (module._parameters, module._buffers):
             for key in tensors:
                 if tensors[key] is not None:
-                    owners[f"{prefix}.{key}" if prefix else key] = (tensors, key)
+                    owners[f"{prefix}{key}" if not prefix or prefix.endswith(":") else f"{prefix}.{key}"] = (tensors, key)
     return owners
 
 

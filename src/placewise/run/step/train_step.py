@@ -98,12 +98,12 @@ class TrainStep:
         `dcp.save({"training": train_step}, checkpoint_id=folder)` on all ranks writes the whole state, `dcp.load` reads it
         into the model and the optimizer, also for a plan of other hosts or of one machine.
         """
-        return state_part(self._step.step.model, self._step.step.optimizer, self._residents.far)
+        return state_part(self._step.step.modules, self._step.step.optimizer, self._residents.far)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what `state_dict` returns to these values."""
         with torch.no_grad():
-            load_state_part(self._step.step.model, self._step.step.optimizer, state)
+            load_state_part(self._step.step.modules, self._step.step.optimizer, state)
 
     def trace(self, batch: Any) -> StepTrace:
         """Runs one step without a recording, and returns when everything ran and how many bytes it made."""
