@@ -193,14 +193,14 @@ class Float32Product(torch.autograd.Function):
     """A function of its own that asks for inputs in float32."""
 
     @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         return x @ weight
 
     @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         return gradient @ weight.t(), x.t() @ gradient
 
@@ -223,7 +223,7 @@ def test_inputs_of_functions_with_custom_fwd_are_cast(same_kernels: None) -> Non
     batch = (torch.randn(4, 8), torch.randn(4, 8))
     step = compiled(pw.capture(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), batch))
     loss = nn.functional.mse_loss(twin(batch[0]), batch[1])
-    loss.backward()
+    torch.autograd.backward(loss)
     torch.optim.SGD(twin.parameters(), 0.1).step()
     assert torch.equal(step(batch), loss.detach())
     assert all(map(torch.equal, model.parameters(), twin.parameters()))

@@ -18,7 +18,7 @@ class StepModules:
     """
 
     def __init__(self, model: nn.Module, loss_fn: Any) -> None:
-        owner = loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
+        owner: Any = loss_fn.__self__ if isinstance(loss_fn, MethodType) else loss_fn
         is_own = isinstance(owner, nn.Module) and not any(owner is module for module in model.modules())
         self.modules: dict[str, nn.Module] = {"": model, "loss:": owner} if is_own else {"": model}
 

@@ -5,6 +5,7 @@ self-supervision, graphs, packed sequences, optimizers as people write them, lay
 import copy
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -285,6 +286,44 @@ def _then_frozen() -> Task:
     return Task(model, _pairs(), nn.MSELoss(), freeze)
 
 
+def annealed(model: Any, x: Tensor) -> Tensor:
+    """Returns the loss of an autoencoder with a weight that the loop moves."""
+    code = model.encoder(x)
+    result: Tensor = F.mse_loss(model.decoder(code), x) + model.config.weight * code.pow(2).mean()
+    return result
+
+
+def _annealed() -> Task:
+    """Returns a model with a term of the loss that counts more in each step."""
+    model = Loss(annealed, encoder=_mlp(), decoder=_mlp(4, 16))
+    config = SimpleNamespace(weight=0.0)
+    model.config = config  # type: ignore[assignment]
+
+    def raise_weight() -> None:
+        config.weight += 0.1
+
+    return Task(model, _rows(), after_step=raise_weight)
+
+
+class Centred(nn.Module):
+    """DINO's loss, with a centre that follows what the model returns (Caron et al., 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1, 4))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        expected = ((target - self.center) * 4).softmax(-1)
+        loss = F.cross_entropy(output, expected)
+        self.center = self.center * 0.9 + output.detach().mean(0, keepdim=True) * 0.1
+        return loss
+
+
+def _centred() -> Task:
+    loss = Centred()
+    return Task(_mlp(), _pairs(), loss, companions={"loss": loss})
+
+
 def _stochastic_average() -> Task:
     model = _mlp()
     average = torch.optim.swa_utils.AveragedModel(model)
@@ -376,6 +415,8 @@ SETUPS = (
     _setup("checkpoint-reentrant", "MLP", recipes.ADAMW, _recomputed, "dropout in a checkpointed block",
            autocast=torch.bfloat16),
     _setup("frozen-on-the-way", "MLP", recipes.ADAMW, _then_frozen, "first layer frozen after two steps"),
+    _setup("annealed-loss", "autoencoder", recipes.ADAM, _annealed, "a weight of the loss moves in each step"),
+    _setup("centred-loss", "MLP", recipes.ADAM, _centred, "a buffer of the loss follows the outputs"),
     _setup("stochastic-average", "MLP", SWA, _stochastic_average, "average of weights (SWA)"),
     _setup("lion", "MLP", _written("Lion, written by hand", lion), lambda: Task(_mlp(), _pairs(), nn.MSELoss())),
     _setup("schedule-free", "MLP", _written("schedule-free SGD, written by hand", schedule_free),
