@@ -9,12 +9,24 @@ from placewise.graph_capture.program import HERE, Program, Resident, Slot
 from placewise.graph_capture.whole_passes import SavedPass
 
 
-def run(program: Program, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, parts: list[Any]) -> list[Tensor]:
-    """Runs one step in place on the model and the optimizer; `parts` are the micro-batches. Returns the outputs."""
-    parameters = dict(model.named_parameters())
+def run(
+    program: Program,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    parts: list[Any],
+    loss_fn: Any = None,
+) -> list[Tensor]:
+    """Runs one step in place on the model, the optimizer and a loss that is a module; `parts` are the micro-batches.
+
+    Returns the outputs.
+    """
+    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    if isinstance(loss_fn, torch.nn.Module):
+        parameters |= {f"loss:{name}": parameter for name, parameter in loss_fn.named_parameters()}
+        buffers |= {f"loss:{name}": buffer for name, buffer in loss_fn.named_buffers()}
     values: list[Any] = [None] * program.num_slots
     for resident in program.residents:
-        values[resident.slot] = _resident(resident, parameters, dict(model.named_buffers()), optimizer, parts)
+        values[resident.slot] = _resident(resident, parameters, buffers, optimizer, parts)
 
     def fill(argument: Any) -> Any:
         if type(argument) is Slot:

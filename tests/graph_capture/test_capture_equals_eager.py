@@ -63,7 +63,7 @@ def assert_equal_steps(
         expected = eager_step(step(model, optimizer, batch))
         torch.manual_seed(number)
         parts = [cut(batch, i, micro_batches) for i in range(micro_batches)]
-        found = interpreter.run(captured.program, twin, twin_optimizer, parts)
+        found = interpreter.run(captured.program, twin, twin_optimizer, parts, loss_fn)
         assert all(same(f, e) for f, e in zip(found, expected, strict=True)), f"losses of step {number}"
         after, wanted = snapshot(twin, twin_optimizer), snapshot(model, optimizer)
         assert after.keys() == wanted.keys()
