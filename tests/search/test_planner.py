@@ -98,6 +98,24 @@ def test_gap(step: float, bound: float, gap: float | None) -> None:
     assert gap_of(step, bound) == gap
 
 
+def test_the_bound_takes_its_time_from_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth is left for the search, however long the bound takes; a budget in evaluations stays what it is."""
+    assert Budget(seconds=10.0).without(4.0) == Budget(seconds=6.0)
+    assert Budget(seconds=10.0).without(40.0) == Budget(seconds=1.0)
+    assert Budget(evaluations=3).without(4.0) == Budget(evaluations=3)
+    clock, budgets = iter([5.0, 9.0]), []
+
+    def search(*_: Any, budget: Budget, **__: Any) -> Any:
+        budgets.append(budget)
+        raise InputError("enough")
+
+    monkeypatch.setattr("placewise.search.planner.search", search)
+    monkeypatch.setattr("placewise.search.planner.time.monotonic", lambda: next(clock))
+    with pytest.raises(InputError, match="enough"):
+        pw.place(tiny_graph(), tiny_cluster(), strategy="random", seconds=10.0)
+    assert [budget.seconds for budget in budgets] == [6.0]
+
+
 def test_without_a_budget_auto_has_seconds_and_others_have_evaluations() -> None:
     assert DEFAULT_STRATEGY == "auto"
     assert budget_of("auto", None, None) == Budget(seconds=10.0, target_gap=1e-6)  # auto ends when the gap is closed

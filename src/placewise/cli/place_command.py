@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_devices, load_problem, measure_of, settings_of
 from placewise.cli.outputs import check_folder, check_writable
-from placewise.cli.searches import finish_search, planner_of, search_with_progress
+from placewise.cli.searches import bounded_planner, finish_search, search_with_progress
 from placewise.cli.shared_options import (
     add_budget_options,
     add_command,
@@ -112,7 +112,6 @@ def _with_options(problem: "Problem", options: argparse.Namespace) -> "Problem":
 def _place(options: argparse.Namespace) -> None:
     from placewise.report.search_curves import Point
     from placewise.search.budget import budget_of
-    from placewise.search.planner import find_bound
     from placewise.search.request import DEFAULT_STRATEGY, Request
     from placewise.search.simplicity import tolerance_of
     from placewise.strategies import make
@@ -140,7 +139,7 @@ def _place(options: argparse.Namespace) -> None:
     if options.start is not None and not options.quiet:
         _show_start(problem, options.start)
     problem = _with_options(problem, options)
-    planner = planner_of(options, problem, request, find_bound(problem))
+    planner = bounded_planner(options, problem, request)
     points: list[Point] = []
 
     with ExitStack() as opened:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_writable
-from placewise.cli.searches import finish_search, planner_of, search_with_progress
+from placewise.cli.searches import bounded_planner, finish_search, search_with_progress
 from placewise.cli.shared_options import add_command, add_plan_options, add_worker_options, positive_argument
 from placewise.core.errors import InputError
 
@@ -27,7 +27,6 @@ def add_resume(commands: Any) -> None:
 
 
 def _resume(options: argparse.Namespace) -> None:
-    from placewise.search.planner import find_bound
     from placewise.search.request import requested
     from placewise.search.store import Run, RunFile
 
@@ -35,7 +34,7 @@ def _resume(options: argparse.Namespace) -> None:
     with RunFile(options.run_file, create=False) as file, Run(file, options.run) as run:
         model = _trusted_model(options, run)
         problem, request = file.problem(options.run), replace(requested(run.info.specification), model=model)
-        planner = planner_of(options, problem, request, find_bound(problem))
+        planner = bounded_planner(options, problem, request)
         outcome = search_with_progress(planner, options, record=run)
     finish_search(planner, outcome, options)
 

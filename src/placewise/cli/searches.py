@@ -1,7 +1,9 @@
 """Searches, as place, compare and resume share them: from options to a planner, from its outcome to a plan on the screen."""
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from placewise.cli.outputs import how_to_continue, print_json, warn
@@ -27,6 +29,15 @@ def planner_of(options: argparse.Namespace, problem: "Problem", request: "Reques
     from placewise.search.planner import Planner
 
     return Planner(problem, request, bound, workers=options.workers, ray=options.ray, on_failure=warn)
+
+
+def bounded_planner(options: argparse.Namespace, problem: "Problem", request: "Request") -> "Planner":
+    """Returns the planner with the bound; the time that finding it takes is a part of the budget."""
+    from placewise.search.planner import find_bound
+
+    begun = time.monotonic()
+    bound = find_bound(problem)
+    return replace(planner_of(options, problem, request, bound), spent_seconds=time.monotonic() - begun)
 
 
 def search_with_progress(

@@ -1,6 +1,6 @@
 """Budgets: when a search ends, and the defaults."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placewise.core.errors import InputError, StrategyError
 
@@ -19,6 +19,10 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise StrategyError(f"budget: {name} must be at least {least}, got {value}")
+
+    def without(self, seconds: float) -> "Budget":
+        """Returns what is left of the budget after so many seconds; at least a tenth of its seconds."""
+        return self if self.seconds is None else replace(self, seconds=max(self.seconds - seconds, self.seconds / 10))
 
 
 DEFAULT_SECONDS = 10.0  # for auto, which needs few evaluations: it judges most placements with its own simulator

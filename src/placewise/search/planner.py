@@ -1,6 +1,7 @@
 """From a problem to a plan: the one place where bound, evaluator, strategy, search and record are put together."""
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -56,6 +57,7 @@ class Planner:
     ray: str | None = None
     on_failure: Callable[[str], None] = lambda line: None  # gets a line for each measurement that fails
     strategy: Strategy | None = None  # in place of the one that the request names
+    spent_seconds: float = 0.0  # of the budget, before the search: for the bound
 
     def evaluator(self) -> AbstractContextManager[Evaluator]:
         """Opens the evaluator that the request asks for: one that simulates, or one that measures."""
@@ -85,9 +87,10 @@ class Planner:
             if run is not None and (found := run.outcome()) is not None and found.placement is not None:
                 check_recorded(self.problem, (found.placement, found.order), f"{run.file.path}: run {run.number}")
                 return found
-            strategy, front, budget = self.strategy or make(self.request.strategy, dict(self.request.settings)), None, None
+            strategy, front = self.strategy or make(self.request.strategy, dict(self.request.settings)), None
+            budget = self.request.budget
             if self.request.simple:
-                strategy, budget = prepared(strategy), search_share(self.request.budget)
+                strategy, budget = prepared(strategy), search_share(budget)
                 front = None if self.problem.graph.has_options else self._front(self.problem)
             if front is not None:
                 strategy = Watched(made_to_fit(strategy, self.problem), front.watch)
@@ -95,7 +98,7 @@ class Planner:
                 self.problem,
                 strategy,
                 judge,
-                budget=budget or self.request.budget,
+                budget=budget.without(self.spent_seconds),
                 seed=self.request.seed,
                 bound_seconds=None if self.bound is None else self.bound.seconds,
                 record=run,
@@ -263,7 +266,10 @@ def place(
             )
         _check("the file of a plan, or a step and its plan", tuple, start=start)
         continued = continue_from(problem, as_graph(start[0]), start[1])
-    planner = Planner(problem, request, find_bound(problem), captured, workers, ray, strategy=continued)
+    begun = time.monotonic()
+    bound = find_bound(problem)
+    spent = time.monotonic() - begun
+    planner = Planner(problem, request, bound, captured, workers, ray, strategy=continued, spent_seconds=spent)
     return planner.plan(planner.search(record=run_file))
 
 

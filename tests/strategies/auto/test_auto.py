@@ -21,12 +21,14 @@ from placewise.models import load_graph
 from placewise.search.budget import Budget
 from placewise.search.driver import search
 from placewise.simulate.simulator import Simulator
+from placewise.strategies import make
 from placewise.strategies.auto.auto import COARSE, FINE, Auto
 from placewise.strategies.auto.candidates import Candidate, best_first
 from placewise.strategies.auto.chains import Chains, move_partitions, remaining_seconds
+from placewise.strategies.auto.coarse_first import CoarseFirst
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
 from placewise.strategies.auto.moves import build_moves, new_undone, put_back, reorder
-from placewise.strategies.auto.starts import evolve, portfolio
+from placewise.strategies.auto.starts import PORTFOLIO, SLOW, evolve, portfolio, proposals_of
 from placewise.strategies.auto.walk import Pace
 from placewise.strategies.exact.exact import Exact
 
@@ -227,18 +229,48 @@ def test_starts_of_a_large_step_are_proposed_one_after_the_other(monkeypatch: py
     """Each proposal is better than the last one, and the walks begin at the same placement as those of a small step."""
     problem = Problem.of(load_graph("rnnlm:layers=2,hidden=4,batch=2,steps=3,vocab=8"), Cluster.load("4xK80"))
     found = []
-    for large in (10**6, 10):
+    for large, strategy in ((10**6, Auto()), (10, Auto()), (10, CoarseFirst())):
         monkeypatch.setattr("placewise.strategies.auto.starts.LARGE_STEP", large)
-        proposals = Auto().search(problem, np.random.default_rng(0))
-        proposal, costs = next(proposals), []
+        proposals = strategy.search(problem, np.random.default_rng(0))
+        proposal, costs, turns = next(proposals), [], 0
         while proposal.notes["stage"] == "start":
-            costs.append(Simulator(problem)(proposal.placements, proposal.orders).cost[0])
-            proposal = proposals.send(Simulator(problem)(proposal.placements, proposal.orders))
+            evaluation = Simulator(problem)(proposal.placements, proposal.orders)
+            costs += evaluation.cost.tolist()
+            turns += 1
+            proposal = proposals.send(evaluation)
         proposals.close()
         assert costs == sorted(costs, reverse=True)
+        assert turns == (1 if large > 10 else len(PORTFOLIO + SLOW) + 1)  # the driver looks at the clock after each
         found.append(costs)
     assert len(found[0]) == 1 < len(found[1])
-    assert found[0][0] == found[1][-1]
+    assert found[0][0] == found[1][-1] == found[2][-1]
+
+
+def test_a_start_can_be_a_strategy_with_a_parameter() -> None:
+    problem = Problem.of(load_graph("rnnlm:layers=2,hidden=4,batch=2,steps=3,vocab=8"), Cluster.load("4xK80"))
+    model, rng = Simulator(problem), np.random.default_rng(0)
+    found = list(proposals_of(["m-etf:ties=path"], model, rng))
+    proposals = make("m-etf", {"ties": "path"}).search(problem, rng)
+    assert np.array_equal(found[0].placement, next(proposals).placements[0])
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_the_best_start_gets_a_cold_walk_first(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heats = []
+
+    def walk(self: Chains, chain: int, candidate: Candidate, pace: Pace) -> Candidate:
+        heats.append((chain, pace.hot))
+        return candidate
+
+    monkeypatch.setattr(Chains, "walk", walk)
+    model, candidate, rng = random_candidate(3)
+    auto = Auto(chains=chains, cycle=2, hot=0.1, cold=0.01)
+    list(islice(auto.walk_from(model, [candidate], rng), 4))
+    first, others = sorted(heats[: 2 * chains]), sorted(heats[2 * chains :])
+    assert [heat for chain, heat in first if chain == 0] == [0.01, 0.01]
+    assert {heat for chain, heat in [*first, *others] if chain > 0} <= {0.01, 0.1}
+    assert sorted(heat for chain, heat in others if chain == 0) == [0.01, 0.1]
 
 
 def test_it_finds_the_proved_optimum_of_small_problems() -> None:

@@ -15,7 +15,7 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
-from placewise.strategies.baechi.baechi import breadth_first
+from placewise.strategies.baechi.baechi import breadth_first, longest_path_first
 from placewise.strategies.baechi.favourite_children import favourite_children
 
 NAMES = ("m-topo", "m-etf", "m-sct")
@@ -150,14 +150,17 @@ def baechis_own(problem: Problem, readers: list[list[int]], ranks: list[int]) ->
     return devices, max(ends, default=0.0)
 
 
-@pytest.mark.parametrize("ties", ["program", "breadth"])
+RANKS = {"program": lambda problem: np.arange(14), "breadth": breadth_first, "path": longest_path_first}
+
+
+@pytest.mark.parametrize("ties", RANKS)
 @given(seed=st.integers(0, 10**6))
 def test_one_queue_for_a_device_is_baechis_own_rule(ties: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     readers = [sorted({int(rng.integers(n)) for _ in range(rng.integers(3))}) if n else [] for n in range(14)]
     ops = [takes(int(rng.integers(1, 6)), n, readers[n], [n]) for n in range(14)]
     problem = problem_of(rng.integers(0, 5, 14).tolist(), ops, num_gpus=3, memory=10**6)
-    ranks = list(range(14)) if ties == "program" else breadth_first(problem).tolist()
+    ranks = RANKS[ties](problem).tolist()
     first, _ = proposals("m-etf", problem, queue="device", ties=ties)
     devices, end = baechis_own(problem, readers, ranks)
     assert first.placements[0].tolist() == devices
@@ -168,6 +171,12 @@ def test_ties_breadth_first_by_hand() -> None:
     """a -> b -> c and d -> e: a and d have their inputs first, then what they let run, b and e, and then c."""
     ops = [takes(1, n, reads, [n]) for n, reads in enumerate(([], [0], [1], [], [3]))]
     assert breadth_first(problem_of([1] * 5, ops)).tolist() == [0, 2, 4, 1, 3]
+
+
+def test_ties_longest_path_first_by_hand() -> None:
+    """a (1 s), b (2 s), and c (1 s) -> d (3 s) with a copy of 1 + 1 s: the paths behind them take 1, 2, 6 and 3 s."""
+    ops = [takes(1, 0, [], [0]), takes(2, 1, [], [1]), takes(1, 2, [], [2]), takes(3, 3, [2], [3])]
+    assert longest_path_first(problem_of([1] * 4, ops)).tolist() == [3, 2, 0, 1]
 
 
 def test_settings_are_checked() -> None:

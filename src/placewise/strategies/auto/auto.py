@@ -142,9 +142,9 @@ class Auto:
             yield from self._measure(problem, proposed, evaluation, rng)
             return
         for starts in growing:
-            if starts[0].cost < proposed.cost:
-                proposed = starts[0]
-                yield propose([proposed], {"stage": "start"})
+            is_better = starts[0].cost < proposed.cost
+            proposed = starts[0] if is_better else proposed
+            yield propose([proposed], {"stage": "start"}) if is_better else nothing(problem)
         if problem.num_ops <= self.exact_ops:
             found = _solve(model, starts[0], int(rng.integers(2**31)))
             if found is not None:
@@ -191,6 +191,9 @@ class Auto:
         for cycle in count():
             for turn in range(length):
                 heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
+                heats = [heat] * self.chains
+                if cycle == 0:  # where a good start can hardly be improved, any heat leads away from it
+                    heats[0] = self.cold
                 pace = Pace(
                     trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
                     first=chains.trials,
@@ -202,7 +205,8 @@ class Auto:
                     checks_memory=False,
                     price=0.0,
                 )
-                candidates = list(pool.map(chains.walk, range(self.chains), candidates, [pace] * self.chains))
+                paces = [pace._replace(hot=own, cold=own) for own in heats]
+                candidates = list(pool.map(chains.walk, range(self.chains), candidates, paces))
                 chains.trials += 2 * pace.trials
                 yield candidates, {"stage": "walk", "cycle": cycle, "heat": heat}
             candidates = self._next_starts(model, candidates, starts[cycle % len(starts)], rng)
@@ -283,6 +287,12 @@ def propose(candidates: list[Candidate], notes: dict[str, object]) -> Proposal:
     """Returns the candidates as a proposal."""
     orders: Ints = np.stack([candidate.order for candidate in candidates]).astype(np.int64)
     return Proposal(np.stack([candidate.placement for candidate in candidates]), orders, notes)
+
+
+def nothing(problem: Problem) -> Proposal:
+    """Returns a proposal of no placements: a turn of the driver, which may end the search."""
+    no_orders = np.zeros((0, problem.num_ops), np.int64)
+    return Proposal(np.zeros((0, problem.num_groups), np.int64), no_orders, {"stage": "start"})
 
 
 def _agrees(candidate: Candidate, evaluation: Evaluation) -> bool:

@@ -8,9 +8,9 @@ import numpy as np
 from placewise.core.contracts import Search
 from placewise.core.problem import Problem
 from placewise.simulate.simulator import Simulator
-from placewise.strategies.auto.auto import Auto, propose
+from placewise.strategies.auto.auto import Auto, nothing, propose
 from placewise.strategies.auto.candidates import Candidate, best_first, best_of
-from placewise.strategies.auto.starts import portfolio
+from placewise.strategies.auto.starts import growing_portfolio
 from placewise.strategies.blocks import Blocks
 
 GROUPINGS = ("module", "coarse:64", "coarse:200")
@@ -41,8 +41,10 @@ class CoarseFirst:
             yield from self.auto.search(problem, rng)
             return
         model = Simulator(problem)
-        *_, starts = self.auto.begun(model, iter([portfolio(model, rng)]))
-        yield propose(starts[:1], {"stage": "start"})
+        best, starts = np.inf, list[Candidate]()
+        for starts in self.auto.begun(model, growing_portfolio(model, rng)):
+            is_better, best = starts[0].cost < best, min(best, starts[0].cost)
+            yield propose(starts[:1], {"stage": "start"}) if is_better else nothing(problem)
         found: list[Candidate] = []
         for grouping in self.groupings:
             blocks = Blocks.of(problem, grouping)

@@ -17,7 +17,7 @@ from placewise.strategies.single_device import accelerators, move_to_allowed
 PORTFOLIO = (  # strategies that answer at once
     "gpu-only", "cpu-only", "expert", "pipeline", "towers", "balanced", "metis", "mincut", "m-topo", "m-etf", "heft", "cpop",
 )  # fmt: skip
-SLOW, FEW_OPS = ("m-sct",), 5000  # strategies that answer at once only for steps of at most this many ops
+SLOW, FEW_OPS = ("m-sct", "m-etf:ties=breadth", "m-etf:ties=path"), 5000  # at once for steps of at most this many ops
 LARGE_STEP = 20_000  # ops of a step of which each start, or population, takes a while
 
 POPULATION = Genetic(population=12, mutations=1.0)
@@ -61,12 +61,13 @@ def _one_device_of_each_class(model: Simulator) -> list[Candidate]:
 
 
 def proposals_of(names: Sequence[str], model: Simulator, rng: np.random.Generator) -> Iterator[Candidate]:
-    """Yields all that these strategies propose, as far as their packages are installed."""
+    """Yields all that these strategies (NAME or NAME:PARAMETER=VALUE) propose, as far as their packages are installed."""
     from placewise.strategies import make
 
     for name in names:
+        strategy, _, setting = name.partition(":")
         try:
-            proposals = make(name).search(model.problem, rng)
+            proposals = make(strategy, dict([setting.split("=")] if setting else [])).search(model.problem, rng)
             proposal = next(proposals)
             while True:
                 found, evaluation = candidates_of(model, proposal.placements, proposal.orders)

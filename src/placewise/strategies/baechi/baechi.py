@@ -3,6 +3,7 @@
 m-ETF and m-SCT have their own model of the machine; docs/strategies/m-etf.md tells where it differs from the simulator.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,9 @@ from placewise.simulate.flat_problem import flatten
 from placewise.strategies.baechi.favourite_children import favourite_children
 from placewise.strategies.baechi.scheduler import Case, schedule_earliest
 from placewise.strategies.hyper_parameters import check_fields
+from placewise.strategies.list_scheduling.insertion import upward_ranks
 from placewise.strategies.list_scheduling.tasks import (
+    build_tasks,
     group_bytes,
     mean_copy_seconds,
     mean_op_seconds,
@@ -29,7 +32,8 @@ Devices = Literal["accelerators", "all"]  # as in the paper, no CPUs except for 
 
 Queue = Literal["channel", "device"]  # copies wait for the machine's channels, or as in Baechi in one queue for a device
 
-Ties = Literal["program", "breadth"]  # go to the op that is first in the program; or, as in Baechi, breadth first
+Ties = Literal["program", "breadth", "path"]  # go to the first op of the program; as in Baechi breadth first; as in FLB
+# (Radulescu and van Gemund 2000) to the op with the longest path behind it
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def _fill(problem: Problem, places: Bools) -> Ints:
 
 def _schedules(problem: Problem, places: Bools, favourites: Ints, queue: Queue, ties: Ties) -> tuple[Proposal, Proposal]:
     """Returns the placement of the model's schedule, and the same with the order of its starts."""
-    ranks = np.arange(problem.num_ops) if ties == "program" else breadth_first(problem)
+    ranks = _RANKS[ties](problem)
     members = Ragged.grouped(problem.op_groups, np.arange(problem.num_ops), problem.num_groups)
     case = Case(
         flatten(problem), queue == "device", build_dependencies(problem), places, favourites,
@@ -132,6 +136,20 @@ def _schedules(problem: Problem, places: Bools, favourites: Ints, queue: Queue, 
     placement = place_the_rest(problem, state.devices)
     notes = {"model_seconds": float(state.ends.max(initial=0.0)), "num_favourites": int((favourites >= 0).sum())}
     return Proposal(placement[None], None, notes), Proposal(placement[None], state.order[None], notes)
+
+
+def _in_program_order(problem: Problem) -> Ints:
+    return np.arange(problem.num_ops)
+
+
+def longest_path_first(problem: Problem) -> Ints:
+    """Returns each op's place in the order of falling upward rank, with mean times; ties keep the program's order: [ops]."""
+    tasks = build_tasks(problem)
+    copies = mean_copy_seconds(problem, tasks.output_bytes, np.ones(problem.num_devices, np.bool_))
+    falling = np.argsort(-upward_ranks(tasks, mean_op_seconds(problem, problem.allowed), copies), kind="stable")
+    ranks = np.empty(problem.num_ops, np.int64)
+    ranks[falling] = np.arange(problem.num_ops)
+    return ranks
 
 
 def breadth_first(problem: Problem) -> Ints:
@@ -149,3 +167,10 @@ def breadth_first(problem: Problem) -> Ints:
     ranks = np.empty(problem.num_ops, np.int64)
     ranks[queue] = np.arange(problem.num_ops)
     return ranks
+
+
+_RANKS: dict[str, Callable[[Problem], Ints]] = {
+    "program": _in_program_order,
+    "breadth": breadth_first,
+    "path": longest_path_first,
+}

@@ -315,8 +315,15 @@ def _queue_op(case: Case, state: State, queues: Queues, n: int) -> None:
 @inner
 def _earliest_start(case: Case, state: State, n: int, device: int) -> float:
     """Returns when an op could start on a device, after everything that is scheduled."""
-    for channel in range(len(state.busy)):
-        state.trial[channel] = state.busy[channel]
+    flat, waits = case.flat, case.waits
+    for entry in range(waits.input_ends[n], waits.input_ends[n + 1]):  # only the channels that its copies can take
+        there = state.devices[waits.value_groups[waits.input_values[entry]]]
+        if there >= 0 and case.device_queues:
+            state.trial[there], state.trial[device] = state.busy[there], state.busy[device]
+        elif there >= 0 and there != device:
+            link = there * flat.num_devices + device
+            channel, second = flat.channels[link], flat.second_channels[link]
+            state.trial[channel], state.trial[second] = state.busy[channel], state.busy[second]
     free: float = state.free[device]
     return max(_inputs_ready(case, state, n, device, state.trial, False), free)
 
