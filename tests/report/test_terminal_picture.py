@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from builders import graph_data, tensor
 from chain_schedules import chain, two
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import Step, random_placements, steps
+from simulated import Step, gpus, random_placements, steps, takes
 
 from placewise.report.terminal_picture import axis, busy_shares, device_table, picture
 from placewise.simulate.simulator import Simulator
@@ -57,3 +58,15 @@ def test_the_picture_has_all_of_the_busy_time(drawn: tuple[Step, np.random.Gener
 def test_the_table_says_what_does_not_fit() -> None:
     assert "does not fit" not in device_table(two())
     assert device_table(chain(["a.mm", "b.mm"], [3.0, 5.0], [0, 1], memory=1)).splitlines()[2].endswith("does not fit")
+
+
+@pytest.mark.parametrize(("num_gpus", "num_lines"), [(5, 5), (6, 6), (7, 2)])
+def test_many_idle_devices_share_a_line(num_gpus: int, num_lines: int) -> None:
+    """Up to four idle devices have their own lines; six others share one in the table, and have none in the picture."""
+    problem = Step.of(graph_data([tensor("a", 1)], [takes(3, 0, [], [0]), takes(2, 1, [0], [])]), gpus(num_gpus)).problem
+    schedule = Simulator(problem).schedule(np.array([0, 2 if num_gpus == 6 else 0]))
+    lines = device_table(schedule).splitlines()[1:]
+    assert len(lines) == num_lines
+    if num_gpus == 7:
+        assert lines[1].split() == ["6", "others", "0", "0", "s", "0%", "0", "s", "0", "B"]
+        assert len(picture(schedule, 80).splitlines()) == 2

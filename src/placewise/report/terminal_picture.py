@@ -18,12 +18,14 @@ COLOURS = (34, 33, 32)  # the terminal's codes for the phases: blue, yellow, gre
 
 LEAST_COLUMNS, MOST_COLUMNS = 10, 200
 
+MOST_IDLE = 4  # idle devices of which each has a line; more have one together
+
 TICK_COLUMNS = 12  # about this many columns between the times on the axis
 
 
 def device_table(schedule: Schedule) -> str:
-    """Returns a line for each device: its ops, how long it is busy and sends, and its memory."""
-    problem, step = schedule.problem, schedule.step_seconds
+    """Returns a line for each device: its ops, how long it is busy and sends, and its memory; many idle ones share one."""
+    problem, step, shown = schedule.problem, schedule.step_seconds, _shown_devices(schedule)
     counts = np.bincount(schedule.devices, minlength=problem.num_devices).tolist()
     rows = [
         (
@@ -37,8 +39,19 @@ def device_table(schedule: Schedule) -> str:
             "" if schedule.peak_bytes[d] <= device.memory_bytes else "does not fit",
         )
         for d, device in enumerate(problem.cluster.devices)
+        if d in shown
     ]
+    if idle := problem.num_devices - len(shown):
+        rows.append((f"{idle} others", "0", format_seconds(0.0), "0%" if step else "-", format_seconds(0.0), "0 B", "", ""))
     return table(("device", "ops", "busy", "of step", "sending", "peak memory", "of", ""), rows)
+
+
+def _shown_devices(schedule: Schedule) -> list[int]:
+    """Returns the devices that have a line: all, unless many of them do nothing and hold nothing."""
+    counts = np.bincount(schedule.devices, minlength=schedule.problem.num_devices)
+    is_used = (counts > 0) | (np.asarray(schedule.peak_bytes) > 0)
+    every = is_used.all() or (~is_used).sum() <= MOST_IDLE
+    return list(range(len(counts))) if every else np.flatnonzero(is_used).tolist()
 
 
 def terminal_picture(schedule: Schedule) -> str:
@@ -53,11 +66,12 @@ def picture(schedule: Schedule, width: int, *, in_blocks: bool = True, in_colour
     """Returns a line for each device with its busy share over the step, and a time axis; '' if the step takes no time."""
     if not schedule.step_seconds:
         return ""
-    names = [printable(name) for name in schedule.problem.cluster.device_names]
+    shown = _shown_devices(schedule)
+    names = [printable(schedule.problem.cluster.device_names[device]) for device in shown]
     label = max(map(len, names))
     columns = min(max(width - label - 2, LEAST_COLUMNS), MOST_COLUMNS)
     letters, lines = BLOCKS if in_blocks else PLAIN, []
-    for device, name in enumerate(names):
+    for device, name in zip(shown, names, strict=True):
         shares = busy_shares(schedule, device, columns)  # [phases, columns]
         levels = np.ceil(np.clip(shares.sum(axis=0) - 1e-9, 0, 1) * 8).astype(np.int64)
         text = [letters[level] for level in levels.tolist()]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from placewise.bounds.dag import alike
 from placewise.core.cluster import Cluster
 from placewise.core.errors import PlacewiseError
 from placewise.core.graph import Graph
@@ -41,6 +42,8 @@ SAME = 0.01  # of the step: with a part of the machine taken out, it is not miss
 BALANCED = 0.03  # of the step: if no part of the machine saves more, being twice as fast, all of them limit it
 
 FASTER = 2.0  # how much faster links and launches are made
+
+MOST_DEVICES = 8  # the busiest ones: of these is asked what twice as much speed saves
 
 FIRST = 3.0  # times the seconds of other searches: what the search for the plan itself gets
 
@@ -142,8 +145,9 @@ def find_limiting_parts(schedule: Schedule) -> tuple[LimitingPart, ...]:
         found = Simulator(other, "program").simulate(schedule.placement[None], schedule.order[None])
         limits.append(LimitingPart(what, max(1 - float(found.step_seconds[0]) / step, 0.0)))
 
+    busiest = np.argsort(-schedule.busy_seconds, kind="stable")[:MOST_DEVICES]
     for device, name in enumerate(cluster.device_names):
-        if schedule.busy_seconds[device] > 0:
+        if schedule.busy_seconds[device] > 0 and device in busiest:
             op_seconds = problem.op_seconds.copy()
             op_seconds[:, device] /= FASTER
             add(f"the work of {name}", replace(problem, op_seconds=op_seconds))
@@ -196,6 +200,8 @@ def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices:
     if alone is None:
         return "no single device can hold the step"
     name, other = alone
+    if num_devices == 1 and other >= seconds:
+        return "this plan needs only one"
     if other <= seconds * (1 + NEAR):
         above = other / seconds - 1 if seconds else 0.0
         more = f"only {above:.1%} more than" if above >= 0.0005 else "no more than"
@@ -322,6 +328,7 @@ def fastest_alone(problem: Problem) -> tuple[str, float] | None:
     whole = np.flatnonzero(problem.allowed.all(axis=0))
     if not len(whole):
         return None
+    whole = np.sort(whole[np.unique(alike(problem)[whole], return_index=True)[1]])  # those that are alike take equally long
     evaluation = Simulator(problem)(np.tile(whole[:, None], (1, problem.num_groups)))
     times = np.where(evaluation.overflow_bytes > 0, np.inf, evaluation.step_seconds)
     best = int(times.argmin())

@@ -256,7 +256,7 @@ def test_a_start_can_be_a_strategy_with_a_parameter() -> None:
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_the_best_start_gets_a_cold_walk_first(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_on_one_device_gets_a_cold_walk_first(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heats = []
 
     def walk(self: Chains, chain: int, candidate: Candidate, pace: Pace) -> Candidate:
@@ -266,7 +266,12 @@ def test_the_best_start_gets_a_cold_walk_first(chains: int, monkeypatch: pytest.
     monkeypatch.setattr(Chains, "walk", walk)
     model, candidate, rng = random_candidate(3)
     auto = Auto(chains=chains, cycle=2, hot=0.1, cold=0.01)
-    list(islice(auto.walk_from(model, [candidate], rng), 4))
+    list(islice(auto.walk_from(model, [candidate], rng), 2))
+    assert {heat for _, heat in heats} == {0.01, 0.1}  # no start is on one device
+    assert sorted(heat for chain, heat in heats if chain == 0) == [0.01, 0.1]
+    heats.clear()
+    alone = Candidate.of(model, np.zeros_like(candidate.placement))
+    list(islice(auto.walk_from(model, [alone], rng), 4))
     first, others = sorted(heats[: 2 * chains]), sorted(heats[2 * chains :])
     assert [heat for chain, heat in first if chain == 0] == [0.01, 0.01]
     assert {heat for chain, heat in [*first, *others] if chain > 0} <= {0.01, 0.1}

@@ -42,6 +42,7 @@ FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
 MOST_TRIALS = 1000  # of a walk: with more, small problems would only wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from any placement to any other
 EXACT_EFFORT = 1.0  # of the solver: about seconds
+NEAR = 0.05  # of the best start: if one device is as near, the search has little to gain
 DIFFERENT = ("towers", "expert", "m-etf")  # measured first: few copies, few launches in a row, many of both
 EXACT = 1e-9  # relative difference up to which the evaluator is taken to be the simulator
 
@@ -185,14 +186,14 @@ class Auto:
     ) -> Iterator[tuple[list[Candidate], dict[str, object]]]:
         """Yields where the chains are after each round of walks, with notes, without end."""
         candidates = [starts[chain % len(starts)] for chain in range(self.chains)]
-        model, length = chains.model, self.cycle
+        model, length, is_flat = chains.model, self.cycle, _one_device_is_near(starts)
         num_ops = model.problem.num_ops
         hot = max(self.hot, 1 / num_ops)  # a single op may take a good part of a short step
         for cycle in count():
             for turn in range(length):
                 heat = hot * (self.cold / hot) ** (turn / max(length - 1, 1))
                 heats = [heat] * self.chains
-                if cycle == 0:  # where a good start can hardly be improved, any heat leads away from it
+                if cycle == 0 and is_flat:  # any heat leads away from a start that can hardly be improved
                     heats[0] = self.cold
                 pace = Pace(
                     trials=min(max(self.effort // num_ops, 1), MOST_TRIALS),
@@ -274,6 +275,12 @@ def _solve(model: Simulator, start: Candidate, seed: int) -> _Solved | None:
     if answer.placement is None or answer.order is None:
         return None
     return _Solved(Candidate.of(model, answer.placement, answer.order), answer.status)
+
+
+def _one_device_is_near(starts: list[Candidate]) -> bool:
+    """Returns whether a start with everything on one device is nearly the best of the starts."""
+    limit = best_of(starts).cost * (1 + NEAR)
+    return any(start.cost <= limit and len(np.unique(start.placement)) == 1 for start in starts)
 
 
 def _singles(model: Simulator) -> list[Candidate]:
