@@ -142,6 +142,12 @@ def fails():
     def loss(out, y):
         return out.sum() if out.sum() > 0 else y.sum()
     return model, loss, optimizer, batch
+
+def raises_from():
+    try:
+        raises()
+    except ValueError as problem:
+        raise ImportError("no parts") from problem
 """
 
 
@@ -167,6 +173,7 @@ def test_a_function_of_the_user_gives_a_graph(user_module: str, function: str) -
     [
         ("number", ModelError, "returned a int"),
         ("raises", ModelError, r"ValueError: no such thing \(\w+\.py:24\)$"),
+        ("raises_from", ModelError, r"ImportError: no parts \(\w+\.py:\d+\); the cause: ValueError: no such thing$"),
         ("missing", ModelError, "there is no function 'missing'"),
         ("fails", CaptureError, r"a condition \(bool\) needs the value of a tensor.*\(\w+\.py:29\)$"),
     ],

@@ -141,7 +141,8 @@ def _call(model: str, module_name: str, function_name: str, device: str) -> Any:
     except InputError:
         raise
     except Exception as problem:
-        raise ModelError(f"model {model!r}: {type(problem).__name__}: {one_line(problem)}{_line_of(problem)}") from problem
+        reason = f"{type(problem).__name__}: {one_line(problem)}{_line_of(problem)}{_cause_of(problem)}"
+        raise ModelError(f"model {model!r}: {reason}") from problem
 
 
 @contextmanager
@@ -187,6 +188,14 @@ def _load_file(path: str) -> ModuleType:
         del sys.modules[spec.name]
         raise
     return module
+
+
+def _cause_of(problem: BaseException) -> str:
+    """Returns what an error was raised from, at first: libraries that import late only say what they could not import."""
+    first = problem
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return f"; the cause: {type(first).__name__}: {one_line(first)}" if first is not problem else ""
 
 
 def _line_of(problem: BaseException) -> str:
