@@ -103,7 +103,7 @@ def test_the_bound_takes_its_time_from_the_seconds(monkeypatch: pytest.MonkeyPat
     assert Budget(seconds=10.0).without(4.0) == Budget(seconds=6.0)
     assert Budget(seconds=10.0).without(40.0) == Budget(seconds=1.0)
     assert Budget(evaluations=3).without(4.0) == Budget(evaluations=3)
-    clock, budgets = iter([5.0, 9.0]), []
+    clock, budgets = iter([5.0, 9.0]), list[Budget]()
 
     def search(*_: Any, budget: Budget, **__: Any) -> Any:
         budgets.append(budget)

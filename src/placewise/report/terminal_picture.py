@@ -50,8 +50,9 @@ def _shown_devices(schedule: Schedule) -> list[int]:
     """Returns the devices that have a line: all, unless many of them do nothing and hold nothing."""
     counts = np.bincount(schedule.devices, minlength=schedule.problem.num_devices)
     is_used = (counts > 0) | (np.asarray(schedule.peak_bytes) > 0)
-    every = is_used.all() or (~is_used).sum() <= MOST_IDLE
-    return list(range(len(counts))) if every else np.flatnonzero(is_used).tolist()
+    has_few_idle = bool((~is_used).sum() <= MOST_IDLE)
+    shown: list[int] = np.flatnonzero(is_used | has_few_idle).tolist()
+    return shown
 
 
 def terminal_picture(schedule: Schedule) -> str:

@@ -14,7 +14,7 @@ from simulated import Step, gpus, random_order, random_placements, random_step, 
 
 from placewise.bounds.best_bound import bound
 from placewise.core.cluster import Cluster
-from placewise.core.contracts import Evaluation
+from placewise.core.contracts import Evaluation, Strategy
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.models import load_graph
@@ -229,10 +229,11 @@ def test_starts_of_a_large_step_are_proposed_one_after_the_other(monkeypatch: py
     """Each proposal is better than the last one, and the walks begin at the same placement as those of a small step."""
     problem = Problem.of(load_graph("rnnlm:layers=2,hidden=4,batch=2,steps=3,vocab=8"), Cluster.load("4xK80"))
     found = []
-    for large, strategy in ((10**6, Auto()), (10, Auto()), (10, CoarseFirst())):
+    cases: tuple[tuple[int, Strategy], ...] = ((10**6, Auto()), (10, Auto()), (10, CoarseFirst()))
+    for large, strategy in cases:
         monkeypatch.setattr("placewise.strategies.auto.starts.LARGE_STEP", large)
         proposals = strategy.search(problem, np.random.default_rng(0))
-        proposal, costs, turns = next(proposals), [], 0
+        proposal, costs, turns = next(proposals), list[float](), 0
         while proposal.notes["stage"] == "start":
             evaluation = Simulator(problem)(proposal.placements, proposal.orders)
             costs += evaluation.cost.tolist()
@@ -257,7 +258,7 @@ def test_a_start_can_be_a_strategy_with_a_parameter() -> None:
 
 @pytest.mark.parametrize("chains", [1, 3])
 def test_a_start_on_one_device_gets_a_cold_walk_first(chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heats = []
+    heats: list[tuple[int, float]] = []
 
     def walk(self: Chains, chain: int, candidate: Candidate, pace: Pace) -> Candidate:
         heats.append((chain, pace.hot))

@@ -1,5 +1,6 @@
 """m-TOPO, m-ETF and m-SCT: examples by hand, memory, and the model compared with the simulator."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from simulated import Step, all_proposals, gpus, random_step, takes
 from small_problems import problem_or_reject
 
+from placewise.core.arrays import Ints
 from placewise.core.contracts import Proposal
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
@@ -150,7 +152,11 @@ def baechis_own(problem: Problem, readers: list[list[int]], ranks: list[int]) ->
     return devices, max(ends, default=0.0)
 
 
-RANKS = {"program": lambda problem: np.arange(14), "breadth": breadth_first, "path": longest_path_first}
+RANKS: dict[str, Callable[[Problem], Ints]] = {
+    "program": lambda problem: np.arange(14),
+    "breadth": breadth_first,
+    "path": longest_path_first,
+}
 
 
 @pytest.mark.parametrize("ties", RANKS)
