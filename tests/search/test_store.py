@@ -16,7 +16,7 @@ import pytest
 from builders import wired
 from search.test_driver import Endless, chain
 
-from placewise.core.contracts import Evaluation
+from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StoreError
 from placewise.core.problem import Problem
 from placewise.search.budget import Budget
@@ -48,6 +48,30 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     with RunFile(tmp_path / "runs.db", create=False) as file:
         assert file.find(specification(problem)) == 1
         assert file.find(specification(problem, seed=1)) is None
+
+
+class Pausing:
+    """Proposes a placement, nothing, and another one."""
+
+    def search(self, problem: Problem, rng: np.random.Generator) -> Search:
+        yield Proposal(np.zeros((1, problem.num_groups), np.int64))
+        yield Proposal(np.zeros((0, problem.num_groups), np.int64), np.zeros((0, problem.num_ops), np.int64))
+        yield Proposal(np.ones((1, problem.num_groups), np.int64))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_proposal_of_nothing_is_recorded_and_replayed(tmp_path: Path, first: int) -> None:
+    """A search that is stopped before or after it goes on as if it had not been."""
+    problem, budgets = chain(), (Budget(evaluations=first), Budget(evaluations=9))
+    whole = search(problem, Pausing(), Simulator(problem), budget=budgets[1], seed=0)
+    assert whole.evaluations == 2
+    with RunFile(tmp_path / "runs.db") as file:
+        with file.create(specification(problem), problem) as run:
+            number = run.number
+        for budget in budgets:
+            with Run(file, number) as run:
+                found = search(problem, Pausing(), Simulator(problem), budget=budget, seed=0, record=run)
+    assert (found.evaluations, found.step_seconds, found.history) == (2, whole.step_seconds, whole.history)
 
 
 def test_batches_are_numbered_without_a_gap(tmp_path: Path) -> None:
