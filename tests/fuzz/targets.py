@@ -98,7 +98,7 @@ def optional_data() -> dict[str, Any]:
     again = op("relu again", 3, [0], [6], kind="aten.relu", seconds={"gpu": 0.001}, optional=True)
     data["ops"].insert(2, again | {"compute": "bfloat16"})
     data["ops"][3] |= {"reads": [3, 6]}
-    return data | {"rewrites": ["options 1"]}
+    return data | {"rewrites": ["options 2"]}
 
 
 def write_good_files(folder: Path) -> None:
@@ -110,7 +110,7 @@ def write_good_files(folder: Path) -> None:
     (folder / "optional.json").write_text(json.dumps(optional_data()))
     (folder / "hosts.toml").write_text(HOSTS_TOML)
     (folder / "nowhere.json").write_text(
-        json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None], "rewrites": ["options 1"]})
+        json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None], "rewrites": ["options 2"]})
     )
     plan = {**TINY_PLAN, "order": [0, 1, 2, 3], "strategy": "random", "seed": 0, "history": [[1, 0.5], [2, 0.25]]}
     (folder / "plan.json").write_text(json.dumps({**plan, "peak_bytes": {"gpu:0": 9}, "parameters": {"batch": 4}}))

@@ -12,7 +12,7 @@ from placewise.core.arrays import Bools
 from placewise.core.graph import Graph
 from placewise.core.optional_ops import leave_out
 from placewise.models import load_graph
-from placewise.rewrite.augmented_graph import CAPTURED, REPEATED, WAITING, AugmentedGraph, add_options
+from placewise.rewrite.augmented_graph import CAPTURED, KEEPING, REPEATED, TAKING, WAITING, AugmentedGraph, add_options
 from placewise.rewrite.optional_tensors import RANDOM, OptionalTensors
 
 ALL = OptionalTensors(smallest_share=0)
@@ -124,8 +124,11 @@ def assert_right_values(augmented: AugmentedGraph, is_there: Bools) -> None:
         reads = graph.ops.reads[n].tolist()
         assert all(memory[storages[t]] == t for t in reads), f"{graph.ops.names[n]} reads what was overwritten"
         wanted = [] if origin < 0 else captured.ops.reads[origin].tolist()
-        if role == WAITING:
+        if role in (WAITING, KEEPING):
             made = [values[reads[0]]]
+        elif role == TAKING:
+            made = captured.ops.writes[origin].tolist()
+            assert [values[t] for t in reads] == [*wanted, *made]  # memory that is written, and what was drawn
         else:
             known = [values[t] for t in reads]
             assert set(known) <= set(wanted)
@@ -181,10 +184,35 @@ def test_every_choice_of_options_computes_the_same(name: str | int) -> None:
         assert_right_values(augmented, ~optional | (rng.random(len(optional)) < share))
 
 
+def test_what_dropout_draws_is_kept_as_bytes() -> None:
+    """Of 12 numbers of 4 bytes that are drawn, 12 bytes are kept; the repetition copies them, and divides by 0.5 again."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), nn.Linear(3, 3))
+    batch = (torch.zeros(4, 3), torch.zeros(4, 3))
+    augmented = add_options(capture_with_mse(net, torch.optim.SGD(net.parameters(), 0.1), batch).graph, ALL)
+    found = [row for row in rows(augmented.graph) if row.startswith("1.") and "wait" not in row]
+    drawn, again = "1.empty_like", "1.empty_like.repeat"
+    assert [row.partition(";")[0] for row in found[:8]] == [
+        f"1.empty_like:  -> {drawn}",
+        f"1.bernoulli_: {drawn} -> {drawn}'",
+        f"1.bernoulli_.keep: {drawn}' -> {drawn}'.keep",
+        f"1.div_: {drawn}' -> {drawn}'",
+        f"1.mul: 0.addmm {drawn}' -> 1.mul",
+        f"{again}:  -> {again}",
+        f"1.bernoulli_.repeat: {again} {drawn}'.keep -> {drawn}'.repeat",
+        f"1.div_.repeat: {drawn}'.repeat -> {drawn}'.repeat_1",
+    ]
+    graph = augmented.graph
+    kept = graph.tensors.names.index(f"{drawn}'.keep")
+    assert graph.tensors.nbytes[kept] == 12
+    reader, maker = graph.ops.names.index("1.bernoulli_.repeat"), int(graph.producer[kept])
+    assert graph.ops.groups[reader] == graph.ops.groups[maker]  # kept only for what reads it
+    assert graph.ops.bytes_moved[[reader, maker]].tolist() == [60, 60]
+
+
 def test_random_ops_and_running_statistics_are_left_alone() -> None:
     augmented = add_options(blocks_graph(), ALL)
     kinds = {augmented.graph.ops.kinds[n] for n in np.flatnonzero(augmented.roles == REPEATED)}
-    assert {"aten._batch_norm_with_update", "aten.relu_", "aten.mul"} <= kinds  # what dropout multiplies by is kept
+    assert {"aten._batch_norm_with_update", "aten.relu_", "aten.mul"} <= kinds
     assert "aten.bernoulli_" in augmented.graph.ops.kinds
     assert [kind for kind in kinds if RANDOM.search(kind)] == []
     written = augmented.graph.ops.writes.values[augmented.graph.ops.optional[augmented.graph.ops.writes.rows]]

@@ -267,7 +267,7 @@ def test_a_plan_with_another_rewrite_is_refused(fused_net: tuple[nn.Module, Capt
     plan = Plan(("cpu:0",), graph_digest="0" * 64, rewrites=("fuse 9",))
     with pytest.raises(
         PlanError,
-        match=r"made by 'fuse 9', which this version does not have \(it has fuse 1, options 1, recompute 1, park 1\)",
+        match=r"made by 'fuse 9', which this version does not have \(it has fuse 1, options 2, recompute 2, park 1\)",
     ):
         plan.compile(fused_net[1], cpu_cluster(1))
 

@@ -14,15 +14,18 @@ from placewise.core.arrays import Ints, Ragged, frozen
 from placewise.core.graph import Graph, Ops, Tensors
 from placewise.rewrite.optional_tensors import OptionalTensors, Unit, Visit, find_options
 
-VERSION = 1  # of this rewrite: another one may give another graph
+VERSION = 2  # of this rewrite: another one may give another graph
 
 OPTIONS = f"options {VERSION}"
 
-CAPTURED, REPEATED, WAITING = range(3)  # what an op is: of the captured graph, its repetition, or a tensor that waits
+# What an op is: of the captured graph, its repetition, a tensor that waits; what keeps drawn numbers, and takes them again.
+CAPTURED, REPEATED, WAITING, KEEPING, TAKING = range(5)
 
 WAIT = "placewise.wait"  # the kind of an op without work
 
-SUFFIXES = ("", ".repeat", ".wait")  # of the names of ops
+KEEP, TAKE = "aten._to_copy", "aten.copy_"  # the kinds of ops that keep drawn zeros and ones as bytes, and take them from there
+
+SUFFIXES = ("", ".repeat", ".wait", ".keep", ".repeat")  # of the names of ops
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,7 @@ class AugmentedGraph:
     captured: Graph
     choice: OptionalTensors
     roles: Ints  # [ops], CAPTURED, REPEATED or WAITING
-    ops: Ints  # [ops], the captured graph's op that it is or repeats; of a tensor that waits: its maker, or -1
+    ops: Ints  # [ops], the captured graph's op that it is or repeats; of what waits or is kept: its maker, or -1
     tensors: Ints  # [tensors], the captured graph's tensor whose value it has
     home_groups: Ints  # groups without ops where frozen weights live
     homes: Ints  # [home groups], the captured graph's group whose device they are on if nobody decides
@@ -90,6 +93,7 @@ class _Builder:
         self.visiting: dict[tuple[int, int, int], int] = {}  # (resident tensor, micro-batch, phase) -> what is read
         self.number: dict[int, int] = {}  # captured op -> op
         self.readers: dict[int, list[int]] = {}  # storage -> optional ops that read it
+        self.kept: dict[int, tuple[int, int]] = {}  # captured op that draws -> its group of optional ops, what is kept
         self._counts: dict[str, int] = {}  # of names
 
     def build(self, choice: OptionalTensors) -> AugmentedGraph:
@@ -106,6 +110,7 @@ class _Builder:
         for unit in found.repeated:
             units.setdefault(unit.before, []).append(unit)
         groups = {tensor: self._new_group() for tensor in dict.fromkeys(visit.tensor for visit in found.visits)}
+        draws = {unit.draw for unit in found.repeated}
         late = {(n, storage) for storage, readers in found.late_readers.items() for n in readers}
         for n in range(len(self.reads)):
             for visit in visits.get(n, ()):
@@ -113,6 +118,8 @@ class _Builder:
             for unit in units.get(n, ()):
                 self._repeat(unit)
             self._keep(n, late)
+            if n in draws:
+                self._keep_draw(n)
             for storage in waits.get(n, ()):
                 self._wait(storage)
         return self._augmented(choice, homes)
@@ -162,26 +169,40 @@ class _Builder:
 
     def _repeat(self, unit: Unit) -> None:
         """Adds a repetition of some ops."""
-        group = self._new_group()
+        group = self._new_group() if unit.draw < 0 else self.kept[unit.draw][0]
         made: dict[int, int] = {}  # captured tensor -> repeated tensor
         own = {self.storage[t] for n in unit.ops for t in self.writes[n] if self.producer[self.storage[t]] >= 0}
         changed = {self.storage[t] for n in unit.ops for t in self.writes[n]} - own  # running statistics
         for n in unit.ops:
             key = self.micro_batches[n], self.phases[unit.before]
             kept = [t for t in self.reads[n] if self.storage[t] not in changed]
+            if n == unit.draw:
+                kept = [t for t in kept if t in made]
             reads = [made[t] if t in made else self.visiting.get((t, *key), self.top.get(t, t)) for t in kept]
+            if n == unit.draw:
+                reads.append(self.kept[n][1])
             writes = []
             for t in self.writes[n]:
                 if self.storage[t] in own:
                     alias = self.aliases[t]
                     made[t] = self._add_tensor(t, made[alias] if alias >= 0 else -1, self.top.get(t, t), SUFFIXES[REPEATED])
                     writes.append(made[t])
-            op = self._add_op(n, REPEATED, group, list(dict.fromkeys(reads)), writes, [self.number[unit.after]])
+            role = TAKING if n == unit.draw else REPEATED
+            op = self._add_op(n, role, group, list(dict.fromkeys(reads)), writes, [self.number[unit.after]])
             self.new_phases[op], self.new_batches[op] = self.phases[unit.before], self.micro_batches[n]
             self._note_reads(op)
             inside = [m for m in self.after[n] if m in unit.ops]
             self.new_after[op] += [op - (unit.ops.index(n) - unit.ops.index(m)) for m in inside]
         self.top |= made
+
+    def _keep_draw(self, n: int) -> None:
+        """Adds an op that keeps the zeros and ones that an op has drawn, a byte for each."""
+        (drawn,) = self.writes[n]
+        kept, group = self._add_tensor(drawn, -1, drawn, SUFFIXES[KEEPING]), self._new_group()
+        op = self._add_op(n, KEEPING, group, [drawn], [kept], [])
+        self.new_phases[op], self.new_batches[op] = self.phases[n], self.micro_batches[n]
+        self._note_reads(op)
+        self.kept[n] = group, kept
 
     def _wait(self, storage: int) -> None:
         """Adds an op that lets a tensor wait elsewhere, where late readers read it."""
@@ -227,14 +248,17 @@ class _Builder:
         home = t.home.copy()
         for tensor, group in homes.items():
             home[(captured.storage == tensor) & (captured.producer < 0)] = group
+        shape, nbytes = np.concatenate([t.shape, t.shape[values]]), np.concatenate([t.nbytes, t.nbytes[values]])
+        for n, (_, kept) in self.kept.items():
+            shape[kept], nbytes[kept] = -1, int(o.flops[n])
         tensors = Tensors(
             names=(*t.names, *self.tensor_names),
-            nbytes=np.concatenate([t.nbytes, t.nbytes[values]]),
+            nbytes=nbytes,
             kinds=np.concatenate([t.kinds, t.kinds[values]]),
             home=np.concatenate([home, np.full(len(values), -1)]),
             alias_of=np.concatenate([t.alias_of, np.array(self.alias_of, np.int64)]),
             shapes=t.shapes,
-            shape=np.concatenate([t.shape, t.shape[values]]),
+            shape=shape,
             stands_for=np.concatenate([np.full(len(t), -1), np.array(self.stands_for, np.int64)]),
         )
         phases, batches = o.phases[origins], o.micro_batches[origins]
@@ -245,7 +269,14 @@ class _Builder:
             self.new_names[n] if role == WAITING else o.names[origin] + SUFFIXES[role]
             for n, (origin, role) in enumerate(zip(self.origins, self.roles, strict=True))
         ]
-        kinds = [WAIT if waits[n] else o.kinds[origin] for n, origin in enumerate(self.origins)]
+        own_kinds = {WAITING: WAIT, KEEPING: KEEP, TAKING: TAKE}
+        kinds = [own_kinds.get(role) or o.kinds[origin] for origin, role in zip(self.origins, self.roles, strict=True)]
+        bytes_moved = np.where(waits, 0.0, o.bytes_moved[origins])
+        for n, role in enumerate(self.roles):
+            if role in (KEEPING, TAKING):
+                kept = self.kept[self.origins[n]][1]
+                bytes_moved[n] = nbytes[kept] + nbytes[values[kept - len(t)]]
+        copies = waits | (roles == KEEPING) | (roles == TAKING)
         devices = [None if waits[n] else o.devices[origin] for n, origin in enumerate(self.origins)]
         ops = Ops(
             names=tuple(names),
@@ -255,12 +286,12 @@ class _Builder:
             reads=Ragged.of(self.new_reads),
             writes=Ragged.of(self.new_writes),
             after=Ragged.of(self.new_after),
-            flops=np.where(waits, 0.0, o.flops[origins]),
-            bytes_moved=np.where(waits, 0.0, o.bytes_moved[origins]),
+            flops=np.where(copies, 0.0, o.flops[origins]),
+            bytes_moved=bytes_moved,
             devices=tuple(devices),
             micro_batches=batches,
-            seconds={key: np.where(waits, np.nan, times[origins]) for key, times in o.seconds.items()},
-            compute=np.where(waits, 0, o.compute[origins]),
+            seconds={key: np.where(copies, np.nan, times[origins]) for key, times in o.seconds.items()},
+            compute=np.where(copies, 0, o.compute[origins]),
             optional=roles != CAPTURED,
         )
         assert len(ops) == count

@@ -1,6 +1,7 @@
 """Adds optional ops to the graph and the program of a step, and leaves out those that a placement has nowhere.
 
-A repeated op is the call of its original with other slots. One that waits, or visits, is a call that returns what it is
+A repeated op is the call of its original with other slots; where it would draw zeros and ones again it copies those that were
+kept. One that waits, or visits, is a call that returns what it is
 given: on another device that is the copy. Views are made again, from the slot that they are of now.
 """
 
@@ -16,7 +17,7 @@ from placewise.core.problem import Present
 from placewise.graph_capture.program import Call, Layout, Program, Slot
 from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
 from placewise.graph_capture.whole_passes import BackwardPass, ForwardPass, LeanForwardPass
-from placewise.rewrite.augmented_graph import CAPTURED, WAITING, AugmentedGraph, add_options
+from placewise.rewrite.augmented_graph import CAPTURED, KEEPING, TAKING, WAITING, AugmentedGraph, add_options
 from placewise.rewrite.optional_tensors import OptionalTensors
 
 
@@ -80,6 +81,7 @@ class _Writer:
         self.roots: dict[Slot, int] = {}
         self.instead: dict[Slot, Slot] = {}
         self.captured_slots: dict[Slot, Slot] = {}  # new slot -> the captured one that it is the same view as
+        self.kept: dict[int, Slot] = {}  # captured op that draws -> what is kept of it
         self.bases: dict[int, list[Slot]] = {}  # storage -> the slots that are not made from others
         for number, storage in enumerate(self.storages):
             if storage != HOST_VALUE and Slot(number) not in self.resolved.views:
@@ -98,6 +100,10 @@ class _Writer:
             for op in range(added, number[call.op]):
                 if roles[op] == WAITING:
                     self._wait(op)
+                elif roles[op] == KEEPING:
+                    self._keep_draw(op, self.resolved.op_calls[origins[op]])
+                elif roles[op] == TAKING:
+                    self._take_draw(op, self.resolved.op_calls[origins[op]])
                 else:
                     self._repeat(op, self.resolved.op_calls[origins[op]])
             added = number[call.op] + 1
@@ -135,6 +141,19 @@ class _Writer:
         args, kwargs = self._arguments(call._replace(args=given), tensors)
         results = [self._slot(self.owners[tensors[self.storages[slot]]], slot, True) for slot in call.results]
         self.calls.append(Call(function, args, kwargs, tuple(results), op))
+
+    def _keep_draw(self, op: int, call: Call) -> None:
+        """Adds the call that keeps drawn zeros and ones as bytes."""
+        (drawn,), (kept,) = call.results, self.writes[op]
+        self.kept[call.op] = self._slot(kept, drawn, True)
+        keep = torch.ops.aten._to_copy.default
+        self.calls.append(Call(keep, (drawn,), {"dtype": torch.bool}, (self.kept[call.op],), op))
+
+    def _take_draw(self, op: int, call: Call) -> None:
+        """Adds the call that copies what was kept into the tensor that is made again."""
+        (drawn,), (made,) = call.results, self.writes[op]
+        slot = self._slot(self.owners[made], drawn)
+        self.calls.append(Call(torch.ops.aten.copy_.default, (slot, self.kept[call.op]), {}, (slot,), op))
 
     def _wait(self, op: int) -> None:
         """Adds the call of a tensor that waits, or visits."""

@@ -8,7 +8,7 @@ from placewise.core.plan import Plan, digest_of_graph
 from placewise.rewrite.augmented_graph import OPTIONS, add_options
 from placewise.rewrite.optional_tensors import OptionalTensors
 
-RECOMPUTE, PARK = "recompute 1", "park 1"  # with their versions, as those of augmented_graph
+RECOMPUTE, PARK = "recompute 2", "park 1"  # with their versions, as those of augmented_graph
 
 MEMORY_OPTIONS = {
     OPTIONS: OptionalTensors(),

@@ -9,7 +9,10 @@ A tensor that the forward pass makes and the backward pass reads is held in betw
 - *Waiting* is a tensor that is copied to another device after its last reader in the forward pass, and read from there.
 - A parameter or buffer *visits* those that read it, once for every pass and micro-batch, if it lives elsewhere.
 
-What can't be repeated: ops that draw random numbers, ops that change a tensor that existed before the step (batch norm can:
+What dropout draws is repeated without drawing: the zeros and ones of `bernoulli_` are kept as bytes, from which the repetition
+takes them.
+
+What can't be repeated: other ops that draw random numbers, ops that change a tensor that existed before the step (batch norm can:
 its repetition leaves the running statistics alone), ops that read memory which is overwritten before they would be repeated,
 and attention, whose backward pass needs what its own forward pass has saved.
 """
@@ -32,6 +35,8 @@ RANDOM = re.compile(
     r"rand|dropout|bernoulli|normal(?!i)|uniform|exponential|poisson|nomial|cauchy|geometric|dirichlet|gamma|rrelu|"
     r"attention|sdp|rnn|lstm|gru|softmax_with_shape|wait"
 )  # in the names of operators that may draw random numbers, or keep what is not a tensor
+
+DRAW = "aten.bernoulli_"  # it draws zeros and ones into a tensor
 
 STATISTICS = re.compile(
     r"\.(native_batch_norm|_batch_norm_with_update)$"
@@ -58,6 +63,7 @@ class Unit:
     ops: tuple[int, ...]  # in program order
     before: int  # the op before which they are repeated
     after: int  # the op that must have ended before
+    draw: int = -1  # the op among them whose zeros and ones are kept as bytes
 
 
 @dataclass(frozen=True)
@@ -208,19 +214,34 @@ class _Units:
     def can_repeat(self, unit: int) -> bool:
         """Whether the ops of a unit would make the same again."""
         facts, ops = self.facts, self.ops[unit]
+        draw = self.draw(unit)
         for n in ops:
             changed = {facts.storage[t] for t in facts.writes[n] if facts.producer[facts.storage[t]] < 0}
-            if facts.phases[n] != FORWARD or RANDOM.search(facts.kinds[n].rpartition(".")[2]) or not facts.writes[n]:
+            is_random = n != draw and RANDOM.search(facts.kinds[n].rpartition(".")[2])
+            if facts.phases[n] != FORWARD or is_random or not facts.writes[n]:
                 return False
             if changed - facts.statistics(n) or facts.micro_batches[n] != facts.micro_batches[ops[0]]:
                 return False
         return True
 
+    def draw(self, unit: int) -> int:
+        """Returns the op of a unit that draws zeros and ones, a flop for each, -1 if there is none."""
+        facts = self.facts
+        draws = [n for n in self.ops[unit] if facts.kinds[n] == DRAW]
+        if len(draws) != 1 or len(facts.writes[draws[0]]) != 1:  # a second tensor that it writes is the generator's state
+            return -1
+        (written,) = facts.writes[draws[0]]
+        is_known = 0 < facts.graph.ops.flops[draws[0]] <= facts.nbytes[written]
+        return draws[0] if is_known and facts.graph.tensors.alias_of[written] >= 0 else -1
+
     def inputs(self, unit: int) -> list[int]:
         """Returns the tensors that a repeated unit reads and does not make itself, each once."""
         facts = self.facts
         found: dict[int, None] = {}
+        draw = self.draw(unit)
         for n in self.ops[unit]:
+            if n == draw:
+                continue
             statistics = facts.statistics(n)
             for t in facts.reads[n]:
                 maker = facts.producer[facts.storage[t]]
@@ -252,7 +273,7 @@ def _repeated(facts: _Facts, large: Sequence[int], near_share: float) -> list[Un
             continue
         if any(units.ops[maker][-1] >= ops[-1] for maker in makers.values()):
             continue  # what it reads is written again after that
-        found.append(Unit(tuple(ops), place, facts.gate(place)))
+        found.append(Unit(tuple(ops), place, facts.gate(place), units.draw(unit)))
         for maker in makers.values():
             needed = own.get(maker, place)
             is_near = ends[needed] - ends[place] <= near or facts.blocks[units.ops[maker][-1]] == facts.blocks[ops[0]]
