@@ -20,13 +20,15 @@ import placewise as pw
 from placewise.cli import main
 from placewise.core.errors import PlanError
 from placewise.core.graph import PHASES
-from placewise.core.plan import Plan
+from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import Problem
 from placewise.formats.graph_file import read_graph
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.ops import RunnableOp, op_calls
+from placewise.rewrite.augmented_graph import OPTIONS
 from placewise.rewrite.fuse import block_of
+from placewise.rewrite.memory_options import rewrite_graph
 from placewise.rewrite.piece import Like, Piece
 from placewise.run import inductor, piece_kernels
 from placewise.run.piece_kernels import Wanted, compile_all
@@ -107,7 +109,9 @@ def test_a_block_is_a_numbered_module_with_modules_inside(path: str, block: str)
     assert block_of(path, frozenset({"layers", "layers.3", "layers.3.mlp", "features", "a", "a.0", "a.0.b"})) == block
 
 
-def assert_fused_like_eager(build: Any, loss_fn: nn.Module, batches: list[Any], micro_batches: int, seed: int) -> None:
+def assert_fused_like_eager(
+    build: Any, loss_fn: nn.Module, batches: list[Any], micro_batches: int, seed: int, *, options: bool = False
+) -> None:
     """Asserts that a fused step in a random placement leaves eager's bits behind."""
     (model, optimizer), (fused_model, fused_optimizer) = build(), build()
     fused_model.load_state_dict(copy.deepcopy(model.state_dict()))
@@ -115,7 +119,7 @@ def assert_fused_like_eager(build: Any, loss_fn: nn.Module, batches: list[Any], 
     captured = capture_step(step)
     assert captured.captured is not None
     assert len(captured.graph.ops) < len(captured.captured.graph.ops)
-    train_step = compiled(captured, seed, in_program_order=bool(seed % 2))
+    train_step = compiled(captured, seed, in_program_order=bool(seed % 2), options=options)
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
         parts = eager_step(TrainingStep(model, loss_fn, optimizer, batch, micro_batches))
@@ -152,6 +156,31 @@ def test_a_model_of_everything_has_eagers_bits() -> None:
         return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
 
     assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3)
+
+
+@pytest.mark.usefixtures("call_after_call")
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks_with_options_have_eagers_bits(seed: int) -> None:
+    """Fused ops are repeated and wait like others: half of all options, placed and ordered at random."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = RandomNet(seed, 14)
+        return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    rows = 6 * (1 + seed % 2)
+    batches = [(torch.randn(rows, 4), torch.randn(rows, 4)) for _ in range(2)]
+    assert_fused_like_eager(build, nn.MSELoss(), batches, 1 + seed % 2, seed, options=True)
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_a_model_of_everything_with_options_has_eagers_bits() -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(1)
+        model = Mixture()
+        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
+
+    assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3, options=True)
 
 
 # --- compiled ---
@@ -260,6 +289,24 @@ def test_a_plan_says_that_it_is_fused_and_fuses_the_captured_step(
     other = pw.place(plain, cluster, strategy="cpu-only")
     train_step = other.compile(step, cluster)
     assert train_step.placed.resolved.graph.rewrites == ()
+    train_step.close()
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_a_plan_of_a_fused_step_with_options_is_compiled_from_the_captured_one() -> None:
+    """It names both rewrites, in their order; half of the options are used, and the losses are eager's bits."""
+    model, plain = trained_net(fuse=False)
+    graph, cluster = rewrite_graph(trained_net(fuse=True)[1].graph, [OPTIONS]), cpu_cluster(2)
+    assert graph.rewrites == ("fuse 1", OPTIONS)
+    problem = Problem.of(graph, cluster)
+    assert any(kind.startswith("fused.") for kind, is_optional in zip(graph.ops.kinds, graph.ops.optional, strict=True) if is_optional)
+    placement = np.where(problem.optional, np.arange(problem.num_groups) % 3 - 1, 0)
+    plan = Plan(problem.expand(placement), graph_digest=digest_of_graph(graph), rewrites=graph.rewrites)
+    train_step = plan.compile(plain, cluster)
+    assert train_step.placed.resolved.graph.rewrites == graph.rewrites
+    batch = plain.step.batch
+    expected = plain.step.loss_fn(copy.deepcopy(model)(batch[0]), batch[1])  # type: ignore[misc]
+    assert bitwise(train_step(batch), expected)
     train_step.close()
 
 

@@ -13,11 +13,12 @@ from simulated import Step, gpus
 
 from placewise.core.cluster import Cluster
 from placewise.core.graph import Shape
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.experiments.bench.generated_problems import generated_graph
 from placewise.report.comparisons import Comparisons
 from placewise.report.page import html
 from placewise.report.page.html import in_script, page
+from placewise.report.page.option_marks import COPY_MARKS, OP_MARKS
 from placewise.report.page.page_data import NO_BREAK, ShownPlan, _numbered, pack, page_data
 from placewise.report.search_curves import curve_of
 from placewise.simulate.schedule import Schedule
@@ -38,6 +39,36 @@ def test_the_peak_is_listed_by_kind_and_by_module() -> None:
     assert found["op"] == 1
     assert found["kinds"] == [("activation", 1), ("copy", 1)]
     assert found["modules"] == [("b", "activation", 1, 1, "t1"), ("a", "copy", 1, 1, "t0")]
+
+
+def test_a_tensor_that_waits_has_marks_and_memory_is_compared_with_keeping_it() -> None:
+    """a, b and c have 10 bytes. a waits on gpu:1 from op 2 on, while op 3 runs on gpu:0, and comes back for op 5.
+
+    Launches of ops 0, 1, 3 and 5 on gpu:0 need 10, 20, 20 and 20 bytes; if a were kept, op 3 would need all three, 30.
+    Op 4 makes b again for op 5, from a, which comes back for it; without it op 5 would keep b, a and c.
+    """
+    tensors = [tensor("a", 10), tensor("b", 10), tensor("a.wait", 10, stands_for=0), tensor("c", 10)]
+    tensors += [tensor("b.again", 10, stands_for=1), tensor("d", 0)]
+    ops = [
+        op("a.mm", 0, [], [0], seconds={"gpu": 1}),
+        op("b.mm", 0, [0], [1], seconds={"gpu": 1}),
+        op("a.wait", 1, [0], [2], seconds={"gpu": 0}, optional=True),
+        op("c.mm", 0, [1], [3], seconds={"gpu": 1}),
+        op("b.again", 2, [2], [4], seconds={"gpu": 1}, optional=True),
+        op("d.mm", 0, [2, 3, 4], [5], seconds={"gpu": 1}),
+    ]
+    problem = Step.of(graph_data(tensors, ops), gpus(2)).problem
+    simulator = Simulator(problem, "program", threads=1)
+    plan = page_data([shown(simulator.schedule(np.array([0, 1, 0])))])["plans"][0]
+    assert [OP_MARKS[mark] for mark in column(plan["mark"])] == ["", "", "waits", "", "repeated", ""]
+    assert [COPY_MARKS[mark] for mark in column(plan["copies"]["mark"])] == ["leaves", "returns"]
+    assert column(plan["bytes"]) == [10, 20, 20, 20, 30, 30]
+    without = column(plan["bytes_without"])
+    assert [without[n] for n in (0, 1, 3, 5)] == [10, 20, 30, 30]
+    assert np.isnan([without[2], without[4]]).all()
+    plain = page_data([shown(simulator.schedule(np.array([0, NOWHERE, NOWHERE])))])["plans"][0]
+    assert plain["bytes_without"] is None
+    assert set(column(plain["mark"])) == {0}
 
 
 def test_memory_in_use_and_copies_are_those_of_the_ops() -> None:

@@ -19,6 +19,7 @@ from placewise.core.problem import Problem
 from placewise.report.chrome_trace import MeasuredTrace
 from placewise.report.comparisons import Comparisons
 from placewise.report.explanation import explain
+from placewise.report.page.option_marks import COPY_MARKS, OP_MARKS, bytes_without_options, mark_copies, mark_ops
 from placewise.report.search_curves import Curve
 from placewise.simulate.peak_memory import Allocations, allocated_at, allocations_of, bytes_before_step, peak_positions
 from placewise.simulate.schedule import Schedule
@@ -72,6 +73,8 @@ def page_data(shown: Sequence[ShownPlan]) -> dict[str, Any]:
         "waits": WAITS,
         "phases": PHASES,
         "path_kinds": PATH_KINDS,
+        "op_marks": OP_MARKS,
+        "copy_marks": COPY_MARKS,
         "problems": [_problem_data(first_plans[digest]) for digest in digests],
         "plans": [_plan_data(plan, digests.index(plan.schedule.problem.digest)) for plan in shown],
     }
@@ -147,7 +150,7 @@ def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
     problem, t, allocations = schedule.problem, schedule.timeline, allocations_of(schedule)
     in_use = np.empty(problem.num_ops)  # [ops], bytes on the op's device at its launch
     in_use[schedule.order] = schedule.memory[np.arange(problem.num_ops), schedule.devices[schedule.order]]
-    path = schedule.critical_path
+    path, without = schedule.critical_path, bytes_without_options(schedule)
     where, *words = explain(problem, schedule, plan.bound)
     return {
         "problem": problem_index,
@@ -167,6 +170,8 @@ def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
         "wait": pack(t.wait, "u1"),
         "wait_for": pack(t.wait_for, "i4"),
         "bytes": pack(in_use, "f8"),
+        "mark": pack(mark_ops(schedule), "u1"),
+        "bytes_without": None if without is None else pack(without, "f8"),
         "copies": _copies(schedule),
         "critical": {
             "kind": pack([PATH_KINDS.index(link.kind) for link in path], "u1"),
@@ -196,6 +201,7 @@ def _copies(schedule: Schedule) -> dict[str, Any]:
         "reader": pack(t.copy_reader, "i4"),
         "start": pack(t.copy_start, "f8"),
         "seconds": pack(t.copy_end - t.copy_start, "f4"),
+        "mark": pack(mark_copies(schedule), "u1"),
         "wait": pack(t.copy_wait, "u1"),
         "wait_for": pack(t.copy_wait_for, "i4"),
     }

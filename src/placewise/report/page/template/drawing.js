@@ -64,7 +64,10 @@ function drawTimeline() {
   pen.beginPath();
   pen.rect(view.left, 0, view.right - view.left, height);
   pen.clip();
-  for (const lane of lanes) drawLane(pen, lane, view);
+  for (const lane of lanes) {
+    drawLane(pen, lane, view);
+    drawMarks(pen, lane, view);
+  }
   if (state.critical) drawChain(pen, view);
   drawCursor(pen, view, height);
   for (const place of [state.pinned, state.hovered]) if (place) drawChosen(pen, view, place);
@@ -177,6 +180,21 @@ function drawBox(pen, lane, i, left, right, lit, inks) {
   }
   pen.globalAlpha = lit ? 1 : 0.4;
   pen.fillText(text, from, lane.top + lane.height / 2 + 0.5);
+}
+
+/** Draws a line above each op that is repeated, and above each copy of a tensor that waits elsewhere or visits. */
+function drawMarks(pen, lane, view) {
+  if (lane.isMeasured) return;
+  const marks = lane.type === "op" ? state.plan.mark : state.plan.copies.mark;
+  pen.fillStyle = css("--again");
+  for (let i = firstAbove(lane.reach, view.from), last = -1; i < lane.count && lane.starts[i] <= view.to; i++) {
+    if (!marks[lane.numbers[i]]) continue;
+    const left = Math.max(view.left + (lane.starts[i] - view.from) * view.scale, last);
+    const right = Math.max(view.left + (lane.ends[i] - view.from) * view.scale, left + 1);
+    if (right - 1 < last) continue;  // the same column of pixels
+    pen.fillRect(left, lane.top - 2, right - left, 4);
+    last = right;
+  }
 }
 
 /** Returns the end of an op's name, after the path of its module. */
