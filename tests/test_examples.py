@@ -49,6 +49,13 @@ def trains_like_eager_code(printed: str) -> None:
         assert "the losses are the same: True" in printed
 
 
+def fits_and_trains_like_eager_code(printed: str) -> None:
+    share, times = find(rf"with {NUMBER}% of the memory \(options \d+\) {NUMBER} times as long", printed)
+    assert int(share) < 100
+    assert float(times) < 2
+    assert float(find(r"largest difference ([0-9.e-]+)", printed)[0]) < 0.01
+
+
 def generates_the_same(printed: str) -> None:
     assert "the tokens are those of generate: True" in printed
 
@@ -56,6 +63,7 @@ def generates_the_same(printed: str) -> None:
 CHECKS: dict[str, Callable[[str], None]] = {
     "train_a_language_model": trains_like_eager_code,
     "trainer_of_transformers": trains_like_eager_code,
+    "finetune_by_lora": fits_and_trains_like_eager_code,
     "lightning_module": trains_like_eager_code,
     "generate_with_a_static_cache": generates_the_same,
     "transformers_on_a_mixed_machine": is_faster_than_one_gpu,
@@ -77,7 +85,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_an_example_runs(name: str, tmp_path: Path) -> None:
-    for package in ("transformers", "lightning"):
+    for package in ("transformers", "peft", "lightning"):
         if f"pip install {package}" in (FOLDER / f"{name}.py").read_text() and importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     command = script_command(FOLDER / f"{name}.py", "-W", "error")

@@ -137,7 +137,7 @@ def test_memory_is_as_predicted_and_all_of_it_is_given_back() -> None:
 
 
 def test_a_thousand_steps_hold_no_more_than_ten() -> None:
-    """Tensors are repeated, wait and visit on two devices; after 1,000 steps as many tensors and bytes are alive as after 10."""
+    """Tensors are repeated, wait and visit on two devices; as many tensors and bytes are alive in the end as after 10."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 4))
     model[0].weight.requires_grad_(False)

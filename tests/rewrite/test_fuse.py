@@ -299,7 +299,11 @@ def test_a_plan_of_a_fused_step_with_options_is_compiled_from_the_captured_one()
     graph, cluster = rewrite_graph(trained_net(fuse=True)[1].graph, [OPTIONS]), cpu_cluster(2)
     assert graph.rewrites == ("fuse 1", OPTIONS)
     problem = Problem.of(graph, cluster)
-    assert any(kind.startswith("fused.") for kind, is_optional in zip(graph.ops.kinds, graph.ops.optional, strict=True) if is_optional)
+    assert any(
+        kind.startswith("fused.")
+        for kind, is_optional in zip(graph.ops.kinds, graph.ops.optional, strict=True)
+        if is_optional
+    )
     placement = np.where(problem.optional, np.arange(problem.num_groups) % 3 - 1, 0)
     plan = Plan(problem.expand(placement), graph_digest=digest_of_graph(graph), rewrites=graph.rewrites)
     train_step = plan.compile(plain, cluster)

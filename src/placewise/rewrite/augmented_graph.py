@@ -23,7 +23,10 @@ CAPTURED, REPEATED, WAITING, KEEPING, TAKING = range(5)
 
 WAIT = "placewise.wait"  # the kind of an op without work
 
-KEEP, TAKE = "aten._to_copy", "aten.copy_"  # the kinds of ops that keep drawn zeros and ones as bytes, and take them from there
+KEEP, TAKE = (
+    "aten._to_copy",
+    "aten.copy_",
+)  # the kinds of ops that keep drawn zeros and ones as bytes, and take them from there
 
 SUFFIXES = ("", ".repeat", ".wait", ".keep", ".repeat")  # of the names of ops
 

@@ -1,8 +1,8 @@
 """Adds optional ops to the graph and the program of a step, and leaves out those that a placement has nowhere.
 
-A repeated op is the call of its original with other slots; where it would draw zeros and ones again it copies those that were
-kept. One that waits, or visits, is a call that returns what it is
-given: on another device that is the copy. Views are made again, from the slot that they are of now.
+A repeated op is the call of its original with other slots; where it would draw zeros and ones again it copies those that
+were kept. One that waits, or visits, is a call that returns what it is given: on another device that is the copy. Views are
+made again, from the slot that they are of now.
 """
 
 from collections.abc import Callable, Mapping

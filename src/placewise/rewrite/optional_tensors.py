@@ -9,12 +9,12 @@ A tensor that the forward pass makes and the backward pass reads is held in betw
 - *Waiting* is a tensor that is copied to another device after its last reader in the forward pass, and read from there.
 - A parameter or buffer *visits* those that read it, once for every pass and micro-batch, if it lives elsewhere.
 
-What dropout draws is repeated without drawing: the zeros and ones of `bernoulli_` are kept as bytes, from which the repetition
-takes them.
+What dropout draws is repeated without drawing: the zeros and ones of `bernoulli_` are kept as bytes, and the repetition
+takes them from there.
 
-What can't be repeated: other ops that draw random numbers, ops that change a tensor that existed before the step (batch norm can:
-its repetition leaves the running statistics alone), ops that read memory which is overwritten before they would be repeated,
-and attention, whose backward pass needs what its own forward pass has saved.
+What can't be repeated: other ops that draw random numbers, ops that change a tensor that existed before the step (batch norm
+can: its repetition leaves the running statistics alone), ops that read memory which is overwritten before they would be
+repeated, and attention, whose backward pass needs what its own forward pass has saved.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a page says about optional ops: which ops and copies they are, and the memory that the step would take without them."""
+"""What a page says about optional ops: which ops and copies they are, and the memory that the step takes without."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ def mark_ops(schedule: Schedule) -> Ints:
 
 
 def mark_copies(schedule: Schedule) -> Ints:
-    """Returns the number of each copy's mark: [copies]. It takes a tensor away, brings it back, or lets a parameter visit."""
+    """Returns the number of each copy's mark: [copies]. A tensor leaves or comes back, or a parameter visits."""
     waits = np.append(mark_ops(schedule) == 2, False)
     makers = schedule.problem.graph.producer[schedule.copy_tensors]
     to_wait = waits[schedule.timeline.copy_reader]
