@@ -1,8 +1,8 @@
 """Fine-tunes a Llama by LoRA on a device that is too small for it: frozen weights live in the CPU's memory and visit.
 
-    placewise place examples/finetune_by_lora.py:llama_7b --cluster docs/guides/3060-and-cpu.toml
+    placewise place examples/finetune_by_lora.py:llama_7b --cluster 4090+3060
 
-places the step of a Llama of 7 billion parameters, whose weights are on the meta device, so that a laptop can plan it. As a
+plans the step of a Llama of 7 billion parameters, whose weights are on the meta device, so that a laptop can plan it. As a
 script this trains a small one on two CPU devices, the fast one with too little memory, and compares the losses with those of
 eager PyTorch. It needs `pip install transformers` and `pip install peft`.
 """
