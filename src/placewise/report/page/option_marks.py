@@ -26,7 +26,7 @@ def mark_ops(schedule: Schedule) -> Ints:
 
 def mark_copies(schedule: Schedule) -> Ints:
     """Returns the number of each copy's mark: [copies]. A tensor leaves or comes back, or a parameter visits."""
-    waits = np.append(mark_ops(schedule) == 2, False)
+    waits: Bools = np.append(mark_ops(schedule) == 2, False)
     makers = schedule.problem.graph.producer[schedule.copy_tensors]
     to_wait = waits[schedule.timeline.copy_reader]
     return np.where(to_wait & (makers < 0), 3, np.where(to_wait & ~waits[makers], 1, np.where(waits[makers], 2, 0)))
