@@ -1,6 +1,7 @@
 """Measuring placewise itself: bench, with the options and results of the benchmarks in experiments/bench."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.outputs import check_folder, check_writable, how_to_continue, print_json, warn
@@ -16,7 +17,7 @@ from placewise.cli.shared_options import (
     positive_argument,
     seconds_argument,
 )
-from placewise.core.errors import PlacewiseError
+from placewise.core.errors import InputError, PlacewiseError
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -134,6 +135,8 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark":
             files.append(value)
         elif kind == "folder":
             check_folder(value)
+        elif kind == "source" and not Path(value).exists():
+            raise InputError(f"{value}: does not exist")
         values[entry.name] = tuple(value) if isinstance(value, list) else value
     check_writable(*files)
     benchmark: Benchmark = options.benchmark(**values)

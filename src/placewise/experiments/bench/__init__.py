@@ -37,6 +37,7 @@ Kind = Literal[  # what an option takes
     "flag",
     "file",  # that is written
     "folder",  # that is written into
+    "source",  # a file or a folder that is read
     "virtual",  # slices of a GPU
     "workers",  # processes that evaluate
     "ray",  # a Ray cluster that evaluates

@@ -4,12 +4,12 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placewise.experiments.bench import Benchmark, Findings, Rows, option, table_of
 
@@ -40,6 +40,29 @@ FOLDS: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {  # families held ou
     },
 }
 
+PUBLIC: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {  # the same for graphs that others measured, on their machines
+    RECURRENT: {
+        "dnn-partitioning": ("dnn-partitioning/latency-inputs/LayerGraphs/gnmt_inference.json",),
+        "pipedream": ("pipedream/gnmt.txt",),
+    },
+    CONVOLUTIONAL: {
+        "dnn-partitioning": (
+            "dnn-partitioning/latency-inputs/LayerGraphs/inceptionv3_inference.json",
+            "dnn-partitioning/latency-inputs/LayerGraphs/resnet50_inference.json",
+            "dnn-partitioning/latency-inputs/OperatorGraphs/resnet50_inference.json",
+        ),
+        "pipedream": tuple(f"pipedream/{name}.txt" for name in ("densenet121", "inception_v3", "resnet50", "vgg16")),
+    },
+    OTHERS: {
+        "dnn-partitioning": (
+            "dnn-partitioning/latency-inputs/LayerGraphs/bert24_inference.json",
+            "dnn-partitioning/latency-inputs/OperatorGraphs/bert_l-3_inference.json",
+            "dnn-partitioning/latency-inputs/OperatorGraphs/bert_l-6_inference.json",
+            "dnn-partitioning/latency-inputs/OperatorGraphs/bert_l-12_inference.json",
+        ),
+    },
+}
+
 ONE_SHOT = (  # strategies that answer at once
     "gpu-only", "round-robin", "expert", "balanced", "pipeline", "towers", "heft", "cpop", "critical-path", "m-topo",
     "m-etf", "m-sct", "metis", "scotch", "mincut",
@@ -65,10 +88,20 @@ class UnseenFamilies(Benchmark):
     clusters: tuple[str, ...] = option("list", f"presets or files (default: {','.join(CLUSTERS)})", default=CLUSTERS)
     lessons: int = option("positive", "problems of the corpus, before families are left out", default=280)
     gradient: int = option("positive", "epochs of policy gradient of each of the three sets of weights", default=12)
-    seconds: float = option("seconds", "of auto, with which all are compared", "S", default=10.0)
+    seconds: float = option("seconds", "of processor time for auto, with which all are compared", "S", default=10.0)
     also: tuple[str, ...] = option("repeated", "judge another model, by weights that saw no convolutions", "FAMILY=MODEL")
+    public: str | None = option(
+        "source", "judge the public graphs of dnn-partitioning and pipedream in this folder, too", "FOLDER"
+    )
     tuned: bool = option("flag", "compare 200 evaluations with Post's 2,400 instead", default=False)
-    seeds: int = option("positive", "searches of each, with --tuned", "K", default=5)
+    ablate: bool = option(
+        "flag", "measure instead what the network makes of each group of figures that it reads", default=False
+    )
+    starts: bool = option(
+        "flag", "compare auto with and without the policy's answer as one more start instead", default=False
+    )
+    seeds: int = option("positive", "searches of each, with --tuned and --starts", "K", default=5)
+    plots: str | None = option("folder", "write a picture into this folder; also with --ablate")
     run_file: str | None = option("file", "record labels and epochs, and continue an interrupted training", "RUNS.DB")
 
     def run(self) -> Findings:
@@ -82,23 +115,88 @@ class UnseenFamilies(Benchmark):
         others = [entry.partition("=") for entry in self.also or ()]
         if wrong := [name for name, equals, model in others if not (name and equals and model)]:
             raise InputError(f"--also must be FAMILY=MODEL, got {wrong[0]!r}")
-        rows: Rows = []
+        if self.plots is not None:
+            from placewise.experiments.search_figures import check_drawing
+
+            check_drawing()
         with opened_record(self.run_file) as record, TemporaryDirectory() as folder:
             weights = _Weights(self, record, folder)
             if self.tuned:
-                for held_out, models in TUNED.items():
-                    for model, cluster in models:
-                        rows.append(_tune(weights.without(held_out), model, cluster, self.seeds))
-                        _tell(rows[-1])
-                return self.findings(rows)
-            for held_out, families in FOLDS.items():
-                judged = [(family, model) for family, models in families.items() for model in models]
-                judged += [(name, model) for name, _, model in others] if held_out == CONVOLUTIONAL else []
-                for family, model in judged:
-                    for cluster in self.clusters:
-                        rows.append(_judge(weights.without(held_out), family, model, cluster, self.seconds))
-                        _tell(rows[-1])
-        return Findings({self.name(): rows}, f"{table_of(_by_family(rows))}\n\n{_summary(rows)}")
+                return self.findings(list(self._tune(weights)))
+            if self.starts:
+                return self.findings(list(self._start(weights)))
+            if self.ablate:
+                return self._ablate(weights)
+            rows = []
+            _compile()
+            for judged in self._problems():
+                rows.append(_judge(weights.without(judged.held_out), judged, self.seconds))
+                _tell(rows[-1])
+        table = _by_family(rows)
+        if self.plots is not None:
+            from placewise.experiments.policy.policy_figures import write_families
+
+            write_families(self.plots, table)
+        return Findings({self.name(): rows}, f"{table_of(table)}\n\n{_summary(rows)}", tuple(self._skipped()))
+
+    def _problems(self) -> "Iterator[_Judged]":
+        """Yields all problems, each with the families that its weights must not have seen."""
+        from placewise.core.problem import Problem
+
+        for held_out, families in FOLDS.items():
+            judged = [(family, model) for family, models in families.items() for model in models]
+            if held_out == CONVOLUTIONAL:
+                judged += [(name, model) for name, _, model in (entry.partition("=") for entry in self.also or ())]
+            for family, model in judged:
+                for cluster in self.clusters:
+                    yield _Judged(held_out, family, model, cluster, Problem.of(_graph(model), _cluster(cluster)))
+        for held_out, families in PUBLIC.items() if self.public is not None else ():
+            for family, paths in families.items():
+                for path in paths:
+                    yield _Judged(held_out, family, path, "its own", _public_problem(Path(self.public or ".") / path))
+
+    def _skipped(self) -> Iterator[str]:
+        if self.public is None:
+            yield "dnn-partitioning and pipedream are skipped: --public names a folder with their graphs"
+
+    def _tune(self, weights: "_Weights") -> Iterator[dict[str, Any]]:
+        for held_out, models in TUNED.items():
+            for model, cluster in models:
+                row = _tune(weights.without(held_out), model, cluster, self.seeds)
+                _tell(row)
+                yield row
+
+    def _start(self, weights: "_Weights") -> Iterator[dict[str, Any]]:
+        _compile()
+        for judged in self._problems():
+            row = _start(weights.without(judged.held_out), judged, self.seconds, self.seeds)
+            _tell(row)
+            yield row
+
+    def _ablate(self, weights: "_Weights") -> Findings:
+        from placewise.experiments.policy.ablation import ablate, by_group
+        from placewise.strategies.learned.graph_policy.graph_policy import read_network
+
+        found: dict[str, list[dict[str, float]]] = {}  # by family
+        for judged in self._problems():
+            network = read_network(weights.without(judged.held_out))
+            found.setdefault(judged.family, []).append(ablate(network, judged.problem))
+        rows = by_group(found)
+        if self.plots is not None:
+            from placewise.experiments.policy.policy_figures import write_ablation
+
+            write_ablation(self.plots, rows)
+        return Findings({self.name(): rows}, table_of(rows), tuple(self._skipped()))
+
+
+class _Judged(NamedTuple):
+    """A problem to judge weights on."""
+
+    held_out: tuple[str, ...]  # families that the weights must not have seen
+    family: str
+    model: str
+    cluster: str
+    problem: "Problem"
 
 
 class _Weights:
@@ -125,40 +223,55 @@ class _Weights:
         return str(path)
 
 
-def _judge(weights: str, family: str, model: str, cluster: str, seconds: float) -> dict[str, Any]:
-    """Returns the step seconds of all strategies on a problem, None for what does not fit or is not installed."""
-    from placewise.core.problem import Problem
-    from placewise.search.budget import Budget
-    from placewise.search.driver import search
+def _judge(weights: str, judged: _Judged, seconds: float) -> dict[str, Any]:
+    """Returns the step seconds of all strategies on a problem, None for what does not fit, without what can't be used."""
     from placewise.simulate.simulator import Simulator
     from placewise.strategies import make
 
-    problem = Problem.of(_graph(model), _cluster(cluster))
+    problem = judged.problem
     simulator = Simulator(problem)
     found: dict[str, float | None] = {}
     for name in ONE_SHOT:
         if name not in SLOW or problem.num_ops <= FEW_OPS:
-            found[name] = _one_shot(problem, simulator, make(name))
-    _one_shot(problem, simulator, _policy(weights))  # compiles
+            best = _best(problem, simulator, make(name))
+            if best is not UNUSABLE:
+                found[name] = best
+    _best(problem, simulator, _policy(weights))  # compiles
     began = time.process_time()
-    found[POLICY] = _one_shot(problem, simulator, _policy(weights))
+    found[POLICY] = _best(problem, simulator, _policy(weights))
     spent = time.process_time() - began
-    found[GREEDY] = _one_shot(problem, simulator, _policy(weights, candidates=1))
+    found[GREEDY] = _best(problem, simulator, _policy(weights, candidates=1))
     began = time.process_time()
-    outcome = search(problem, make("auto"), simulator, budget=Budget(seconds=seconds), seed=0)
+    auto = _best(problem, simulator, make("auto"), seconds)
     times = {"policy cpu s": spent, "auto cpu s": time.process_time() - began}
-    row = {"family": family, "model": model, "cluster": cluster, "ops": problem.num_ops, **times}
-    return {**row, "auto": outcome.step_seconds, **found}
+    row = {"family": judged.family, "model": judged.model, "cluster": judged.cluster, "ops": problem.num_ops, **times}
+    return {**row, "auto": auto, **found}
 
 
-def _one_shot(problem: "Problem", simulator: "Simulator", strategy: "Strategy") -> float | None:
-    """Returns the best step that fits of a strategy's answer: all its proposals, or at most the first two of a policy."""
+def _compile() -> None:
+    """Lets auto search a small step, so that compiling does not count where it is judged."""
+    from placewise.core.problem import Problem
+    from placewise.simulate.simulator import Simulator
+    from placewise.strategies import make
+
+    problem = Problem.of(_graph("random-step:1"), _cluster("2xK80"))
+    _best(problem, Simulator(problem), make("auto"), 1.0)
+
+
+UNUSABLE = -1.0  # for a strategy that is not installed, or can't place such a graph
+
+
+def _best(
+    problem: "Problem", simulator: "Simulator", strategy: "Strategy", seconds: float = math.inf, seed: int = 0
+) -> float | None:
+    """Returns the best step that fits: of all proposals in so many seconds of processor time, or of a policy's answer."""
     import numpy as np
 
     from placewise.core.errors import StrategyError
     from placewise.strategies.learned.graph_policy.graph_policy import GraphPolicy
 
-    proposals = strategy.search(problem, np.random.default_rng(0))
+    began = time.process_time()
+    proposals = strategy.search(problem, np.random.default_rng(seed))
     best = math.inf
     try:
         proposal = next(proposals)
@@ -166,10 +279,15 @@ def _one_shot(problem: "Problem", simulator: "Simulator", strategy: "Strategy") 
             evaluation = simulator(proposal.placements, proposal.orders)
             fits = evaluation.overflow_bytes == 0
             best = min(best, float(evaluation.step_seconds[fits].min(initial=math.inf)))
+            if time.process_time() - began >= seconds:
+                break
             proposal = proposals.send(evaluation)
-    except (StopIteration, StrategyError):
+    except StopIteration:
         pass
-    proposals.close()
+    except StrategyError:
+        return best if math.isfinite(best) else UNUSABLE
+    finally:
+        proposals.close()
     return best if math.isfinite(best) else None
 
 
@@ -203,6 +321,36 @@ def _tune(weights: str, model: str, cluster: str, seeds: int) -> dict[str, Any]:
     return row
 
 
+def _start(weights: str, judged: _Judged, seconds: float, seeds: int) -> dict[str, Any]:
+    """Returns what auto finds in so many seconds of processor time, and with the policy's answer as one more start."""
+    from collections.abc import Iterator as Iterates
+
+    import numpy as np
+
+    from placewise.simulate.simulator import Simulator
+    from placewise.strategies.auto.auto import Auto
+    from placewise.strategies.auto.candidates import Candidate, best_first
+
+    class Begun(Auto):
+        """Auto whose portfolio has the policy's answer; its time counts."""
+
+        def begun(self, model: Simulator, growing: Iterates[list[Candidate]]) -> Iterates[list[Candidate]]:
+            answer = next(_policy(weights).search(model.problem, np.random.default_rng(0)))
+            known = [Candidate.of(model, answer.placements[0])]
+            for starts in growing:
+                yield best_first([*known, *starts])
+
+    problem, row = judged.problem, {"family": judged.family, "model": judged.model, "cluster": judged.cluster}
+    simulator = Simulator(problem)
+    found: dict[str, float | None] = {}
+    for name, strategy in (("auto", Auto()), ("with the policy", Begun())):
+        steps = [_best(problem, simulator, strategy, seconds, seed) for seed in range(seeds)]
+        known = [step for step in steps if step is not None]
+        found[f"{name} ms"] = statistics.fmean(known) * 1e3 if known else None
+        found[f"± of {name}"] = statistics.pstdev(known) * 1e3 if known else None
+    return {**row, **found}
+
+
 @lru_cache(maxsize=1)
 def _graph(model: str) -> "Graph":
     from placewise.experiments.policy.corpus import graph_of_lesson
@@ -216,39 +364,61 @@ def _cluster(name: str) -> "Cluster":
     return Cluster.load(name)
 
 
+def _public_problem(path: Path) -> "Problem":
+    """Returns a public graph on the machine that its file describes, or on the four GPUs of docs/importers.md."""
+    from placewise.core.problem import Problem
+    from placewise.formats.importers import dnn_partitioning_cluster, pipedream_cluster, read_any_graph
+
+    cluster = dnn_partitioning_cluster(path) if path.suffix == ".json" else pipedream_cluster()
+    return Problem.of(read_any_graph(path), cluster)
+
+
 def _by_family(rows: Rows) -> Rows:
-    """Returns a row for each family and one for all: geometric means of step time / auto's, over problems where it fits."""
+    """Returns a row for each family and two for all.
+
+    They have geometric means of step time / auto's over the problems where a strategy's plan fits, and in the last row those
+    of the policy's step time / the strategy's over the problems where both fit; families count alike.
+    """
     families = list(dict.fromkeys(row["family"] for row in rows))
-    table = [{"family": family, **_ratios([row for row in rows if row["family"] == family])} for family in families]
-    means = {
-        name: _geometric_mean([row[name] for row in table if isinstance(row[name], float)])
-        for name in table[0] if name != "family"
-    }  # fmt: skip
-    return [*table, {"family": "all families", **means}]
+    groups = [[row for row in rows if row["family"] == family] for family in families]
+    names = [POLICY, GREEDY, "best of all", *(name for name in ONE_SHOT if any(name in row for row in rows))]
+    steps = [[{**row, "best of all": _best_of_all(row)} for row in group] for group in groups]
+    table = [
+        {"family": family, **{name: _mean_ratio(group, name, "auto") for name in names}}
+        for family, group in zip(families, steps, strict=True)
+    ]
+    means = {name: _mean([row[name] for row in table]) for name in names}
+    against = {name: _mean([_mean_ratio(group, POLICY, name) for group in steps]) for name in names}
+    return [*table, {"family": "all families", **means}, {"family": "policy / it", **against}]
 
 
-def _ratios(rows: Rows) -> dict[str, float | str]:
-    names = [POLICY, GREEDY, *ONE_SHOT]
-    found = {name: [row[name] / row["auto"] for row in rows if row.get(name) is not None] for name in names}
-    best = [min(row[name] for name in ONE_SHOT if row.get(name) is not None) / row["auto"] for row in rows]
-    means = {name: _geometric_mean(ratios) if ratios else "-" for name, ratios in found.items()}
-    return {POLICY: means.pop(POLICY), GREEDY: means.pop(GREEDY), "best of all": _geometric_mean(best), **means}
+def _best_of_all(row: dict[str, Any]) -> float | None:
+    return min((row[name] for name in ONE_SHOT if row.get(name) is not None), default=None)
 
 
-def _geometric_mean(ratios: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, ratios)))
+def _mean_ratio(rows: Rows, name: str, other: str) -> float | str:
+    both = [row for row in rows if row.get(name) is not None and row.get(other) is not None]
+    return _mean([row[name] / row[other] for row in both])
+
+
+def _mean(ratios: Sequence[float | str]) -> float | str:
+    """Returns the geometric mean of what are numbers."""
+    logs = [math.log(ratio) for ratio in ratios if isinstance(ratio, float)]
+    return math.exp(statistics.fmean(logs)) if logs else "-"
 
 
 def _summary(rows: Rows) -> str:
     """Returns the medians, and what does not fit, in words."""
-    ratios = [row[POLICY] / row["auto"] for row in rows if row[POLICY] is not None]
-    failures = {name: sum(row.get(name, 0.0) is None for row in rows) for name in (POLICY, *ONE_SHOT)}
+    ratios = [row[POLICY] / row["auto"] for row in rows if row[POLICY] is not None and row["auto"] is not None]
+    failures = {name: sum(row.get(name, 0.0) is None for row in rows) for name in ("auto", POLICY, *ONE_SHOT)}
     fails = ", ".join(f"{name} {count}" for name, count in failures.items() if count)
-    slowest, given = max(row["policy cpu s"] for row in rows), statistics.median(row["auto cpu s"] for row in rows)
+    others = sum(row[POLICY] is None and any(row.get(name) is not None for name in ("auto", *ONE_SHOT)) for row in rows)
+    slowest, given = max(rows, key=lambda row: row["policy cpu s"]), statistics.median(row["auto cpu s"] for row in rows)
     return (
         f"{len(rows)} problems: the policy's first answer takes {statistics.median(ratios):.3f} times as long as auto's "
-        f"plan in the median, {max(ratios):.3f} at most; nothing that fits: {fails or 'nowhere'}; "
-        f"the policy takes at most {slowest:.2f} s of processor time, auto {given:.1f} s in the median"
+        f"plan in the median, {max(ratios):.3f} at most; nothing that fits: {fails or 'nowhere'}; where the policy finds "
+        f"nothing that fits, another does {others} times; the policy takes at most {slowest['policy cpu s']:.2f} s of "
+        f"processor time ({slowest['ops']:,} ops), auto {given:.1f} s in the median"
     )
 
 
