@@ -82,7 +82,13 @@ def test_public_graphs_are_judged_on_their_own_machines(monkeypatch: pytest.Monk
 
 def test_means_count_families_alike_and_only_what_fits() -> None:
     """Family a: the policy takes 1 and 4 times auto's step, so 2; heft fits once, with 3. Family b: 2, heft does not fit."""
-    policy = {"graph-policy, greedy": 9.0, "policy cpu s": 0.1, "auto cpu s": 10.0, "ops": 5}
+    policy = {
+        "graph-policy, not refined": 4.0,
+        "graph-policy, greedy": 9.0,
+        "policy cpu s": 0.1,
+        "auto cpu s": 10.0,
+        "ops": 5,
+    }
     rows = [
         {"family": "a", "auto": 1.0, "graph-policy": 1.0, "heft": 3.0, **policy},
         {"family": "a", "auto": 1.0, "graph-policy": 4.0, "heft": None, **policy},

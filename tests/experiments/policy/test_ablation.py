@@ -21,12 +21,12 @@ def test_each_figure_is_in_one_group() -> None:
     assert sorted(column for columns in OF_BLOCKS.values() for column in columns) == list(range(BLOCK_FEATURES))
 
 
-def test_without_what_tells_devices_apart_all_is_on_one() -> None:
+def test_every_group_is_measured() -> None:
     problem = Problem.of(random_step(3), Cluster.load("2xK80"))
     found = ablate(read_network("shipped"), problem, 16)
     assert tuple(found) == GROUPS
     assert min(found.values()) > 0
-    assert found["all of the placement so far"] >= 1
+    assert found == ablate(read_network("shipped"), problem, 16)  # the same samples every time
 
 
 def test_a_figure_that_is_the_same_everywhere_changes_no_score() -> None:
@@ -57,7 +57,14 @@ def test_groups_are_in_order_and_drawn() -> None:
 
 
 def test_the_families_are_drawn() -> None:
-    entry = {"graph-policy": 1.1, "graph-policy, greedy": 1.4, "best of all": 1.3, "heft": 9.0, "metis": "-"}
+    entry = {
+        "graph-policy": 1.1,
+        "graph-policy, not refined": 1.2,
+        "graph-policy, greedy": 1.4,
+        "best of all": 1.3,
+        "heft": 9.0,
+        "metis": "-",
+    }
     picture = draw_families([{"family": name, **entry} for name in ("nmt", "all families")])
     assert b">nmt</text>" in picture
     assert picture == draw_families([{"family": name, **entry} for name in ("nmt", "all families")])

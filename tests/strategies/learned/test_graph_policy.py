@@ -175,10 +175,41 @@ def test_samples_differ_and_are_the_same_for_a_seed() -> None:
 
 def test_one_candidate_is_one_pass() -> None:
     problem = captured_problem()
-    first = next(make("graph-policy", {"candidates": "1"}).search(problem, np.random.default_rng(0)))
-    again = next(make("graph-policy", {"candidates": "1"}).search(problem, np.random.default_rng(9)))
+    settings = {"candidates": "1", "refinements": "0"}
+    first = next(make("graph-policy", settings).search(problem, np.random.default_rng(0)))
+    again = next(make("graph-policy", settings).search(problem, np.random.default_rng(9)))
     assert np.array_equal(first.placements, again.placements)  # nothing is drawn
     assert len(first.placements) == 1
+
+
+def test_refinements_keep_the_best_and_are_counted() -> None:
+    """600 placements are 50 generations of 12; each of the placements of the draft is different, the best one first."""
+    problem, policy = captured_problem(), GraphPolicy()
+    draft = policy.answer(read_network("shipped"), problem, 64, np.random.default_rng(0))
+    refined = policy.refined(draft, np.random.default_rng(0))
+    assert refined.cost[0] <= draft.cost[0]
+    assert (np.diff(refined.cost) >= 0).all()
+    assert policy.population <= len(refined.placements) == len(np.unique(refined.placements, axis=0)) <= policy.refinements
+    assert np.array_equal(draft.model(refined.placements).cost, refined.cost)
+    assert GraphPolicy(refinements=0).refined(draft, np.random.default_rng(0)) is draft
+
+
+def test_after_the_answer_no_placement_is_judged_twice_and_blocks_become_finer() -> None:
+    problem = captured_problem()
+    simulator = Simulator(problem)
+    proposals = GraphPolicy(blocks=4, refinements=60).search(problem, np.random.default_rng(0))
+    proposal, seen, best = next(proposals), list[bytes](), list[float]()
+    for _ in range(30):
+        evaluation = simulator(proposal.placements)
+        best.append(float(evaluation.cost.min()))
+        proposal = proposals.send(evaluation)
+        assert len(proposal.placements) <= GraphPolicy.population
+        if proposal.notes["stage"] != "tuning":
+            break
+        seen += [placement.tobytes() for placement in proposal.placements]
+    assert len(seen) == len(dict.fromkeys(seen)) > 100
+    assert min(best) < best[0]
+    assert proposal.notes["stage"] in ("tuning", "evolution")
 
 
 def test_the_first_placement_fits_where_something_fits() -> None:

@@ -86,7 +86,7 @@ class PlacetoSimulator(Benchmark):
         from placewise.strategies import make
         from placewise.strategies.learned.graph_policy.graph_policy import GraphPolicy
 
-        policies = (("graph-policy", {}), ("graph-policy, greedy", {"candidates": 1}))
+        policies = (("graph-policy", {}), ("graph-policy, greedy", {"candidates": 1, "refinements": 0}))
         chosen = [
             *((name, make(name), math.inf) for name in STRATEGIES),
             *((name, GraphPolicy(weights=self.weights, **settings), math.inf) for name, settings in policies),
@@ -182,7 +182,7 @@ def _searched(problem: "Problem", simulator: Any, strategy: Any, seconds: float)
     proposals = strategy.search(problem, np.random.default_rng(0))
     try:
         proposal = next(proposals)
-        while proposal.notes.get("stage") != "evolution":
+        while proposal.notes.get("stage") not in ("tuning", "evolution"):
             evaluation = simulator(proposal.placements, proposal.orders)
             cost = np.where(evaluation.overflow_bytes == 0, evaluation.step_seconds, np.inf)
             row = int(cost.argmin())

@@ -78,7 +78,7 @@ TUNED = {
 TUNED_EVALUATIONS, POST_EVALUATIONS = 200, 2400
 
 
-POLICY, GREEDY = "graph-policy", "graph-policy, greedy"
+POLICY, CHOSEN, GREEDY = "graph-policy", "graph-policy, not refined", "graph-policy, greedy"
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,8 @@ def _judge(weights: str, judged: _Judged, seconds: float) -> dict[str, Any]:
     began = time.process_time()
     found[POLICY] = _best(problem, simulator, _policy(weights))
     spent = time.process_time() - began
-    found[GREEDY] = _best(problem, simulator, _policy(weights, candidates=1))
+    found[CHOSEN] = _best(problem, simulator, _policy(weights, refinements=0))
+    found[GREEDY] = _best(problem, simulator, _policy(weights, candidates=1, refinements=0))
     began = time.process_time()
     auto = _best(problem, simulator, make("auto"), seconds)
     times = {"policy cpu s": spent, "auto cpu s": time.process_time() - began}
@@ -275,7 +276,7 @@ def _best(
     best = math.inf
     try:
         proposal = next(proposals)
-        while not (isinstance(strategy, GraphPolicy) and proposal.notes["stage"] == "evolution"):
+        while not isinstance(strategy, GraphPolicy) or proposal.notes["stage"] in ("policy", "repair"):
             evaluation = simulator(proposal.placements, proposal.orders)
             fits = evaluation.overflow_bytes == 0
             best = min(best, float(evaluation.step_seconds[fits].min(initial=math.inf)))
@@ -381,7 +382,7 @@ def _by_family(rows: Rows) -> Rows:
     """
     families = list(dict.fromkeys(row["family"] for row in rows))
     groups = [[row for row in rows if row["family"] == family] for family in families]
-    names = [POLICY, GREEDY, "best of all", *(name for name in ONE_SHOT if any(name in row for row in rows))]
+    names = [POLICY, CHOSEN, GREEDY, "best of all", *(name for name in ONE_SHOT if any(name in row for row in rows))]
     steps = [[{**row, "best of all": _best_of_all(row)} for row in group] for group in groups]
     table = [
         {"family": family, **{name: _mean_ratio(group, name, "auto") for name in names}}

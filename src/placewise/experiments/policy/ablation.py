@@ -1,4 +1,4 @@
-"""What the graph policy makes of each group of figures that it reads: placements when it reads their mean instead."""
+"""What the graph policy makes of each group of figures that it reads: what it finds when it reads their mean instead."""
 
 import math
 import statistics
@@ -19,7 +19,7 @@ from placewise.strategies.learned.graph_policy.block_graph import (
     merge_blocks,
     read_block_graph,
 )
-from placewise.strategies.learned.graph_policy.drawing import fitting
+from placewise.strategies.learned.graph_policy.drawing import place_greedily, samples
 from placewise.strategies.learned.graph_policy.placing import FEATURES, Scorer, place_blocks
 from placewise.strategies.learned.graph_policy.policy_network import GraphTensors, PolicyNetwork
 from placewise.strategies.learned.training import one_thread
@@ -47,11 +47,16 @@ OF_BLOCKS: dict[str, tuple[int, ...]] = {  # see block_graph.py
 
 MESSAGES, DEVICES, UNTAUGHT = "messages between blocks", "all of the device", "nothing learned: the first weights"
 
+CANDIDATES = 48
+
 GROUPS = (*SO_FAR, *OF_BLOCKS, "all of the block", MESSAGES, DEVICES, "all of the placement so far", UNTAUGHT)
 
 
 def ablate(network: PolicyNetwork, problem: Problem, num_blocks: int = 64) -> dict[str, float]:
-    """Returns the greedy step without each group of figures over the greedy step with all: by group."""
+    """Returns the best candidate's step without each group of figures over that with all: by group.
+
+    Candidates are greedy placements for the 1, 2, 3 ... fastest devices and samples, as the strategy draws them.
+    """
     grouping = f"coarse:{num_blocks}"
     merged = merge_blocks(problem, Blocks.of(problem, grouping), grouping)
     model, graph = Simulator(merged, threads=1), read_block_graph(merged)
@@ -76,7 +81,10 @@ def _geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def _cost(graph: BlockGraph, model: Simulator, scorer: Scorer) -> float:
-    return float(model(fitting(graph, model, scorer).placement[None]).cost[0])
+    candidates = place_greedily(graph, model, scorer, CANDIDATES)
+    room, rng = candidates[0].room, np.random.default_rng(0)
+    drawn = samples(graph, scorer, CANDIDATES - len(candidates), 1.0, room, rng)
+    return float(model(np.stack([one.placement for one in [*candidates, *drawn]])).cost.min())
 
 
 def _means(graph: BlockGraph, scorer: Scorer) -> Floats:

@@ -1,5 +1,7 @@
-"""A placement from weights that were learned on other graphs and machines; then the best samples are crossed and mutated."""
+"""A placement from weights that were learned on other graphs and machines, refined; then others like it are tried."""
 
+import hashlib
+from collections.abc import Generator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -28,17 +30,21 @@ SHIPPED = "shipped"
 
 MOST_OPS = 300_000  # that are simulated for one number of blocks; in a larger step there are fewer candidates
 
+REFINED_OPS = 1_500_000  # that are simulated to refine them; in a larger step there are fewer refinements
+
 
 @dataclass(frozen=True)
 class GraphPolicy:
     """Places blocks one after another as a network that has learned on other graphs likes best, and evolves its samples.
 
-    The simulator is its model of the machine: it chooses the first placement among the greedy ones for fewer and more
-    devices and some samples. All later placements are judged by the evaluator alone.
+    The simulator is its model of the machine: it judges the greedy placements for fewer and more devices, some samples, and
+    what comes of crossing and mutating the best of them, and the best of all is the first proposal. All later placements are
+    judged by the evaluator alone.
     """
 
     blocks: int = 64  # decisions of the first placements; as many others have twice as many
-    candidates: int = 96  # among which the simulator chooses the first proposal: greedy placements, then samples
+    candidates: int = 96  # that the simulator judges: greedy placements, then samples
+    refinements: int = 600  # placements that it judges then: crossed and mutated candidates; the best one is proposed
     temperature: float = 1.0  # of samples: with less, they are more like the greedy placement
     population: int = 12  # of the placements that are crossed and mutated
     mutations: float = 1.0  # of a child, on average
@@ -50,7 +56,7 @@ class GraphPolicy:
         check_fields(self, "blocks candidates start_evaluations", lambda v: v >= 1, "must be at least 1")
         check_fields(self, "population", lambda v: v >= 2, "must be at least 2")
         check_fields(self, "temperature", lambda v: v > 0, "must be above 0")
-        check_fields(self, "mutations", lambda v: v >= 0, "must be at least 0")
+        check_fields(self, "refinements mutations", lambda v: v >= 0, "must be at least 0")
         check_start(self.start)
         if self.weights != SHIPPED and not Path(self.weights).is_file():
             raise ValueError(f"weights must be {SHIPPED} or the path of a file, it is {self.weights!r}")
@@ -61,7 +67,7 @@ class GraphPolicy:
         known = yield from begin(problem, self.start, self.start_evaluations, rng)
         sizes = (self.blocks, 2 * self.blocks)[-min(self.candidates, 2) :]
         answers = [self.answer(network, problem, num_blocks, rng) for num_blocks in sizes]
-        answer = min(answers, key=lambda one: float(one.cost[0]))
+        answer = self.refined(min(answers, key=lambda one: float(one.cost[0])), rng)
         blocks = answer.blocks
         found = answer.placements
         first = blocks.expand(found[:1])
@@ -74,16 +80,51 @@ class GraphPolicy:
         choices = Choices.among(blocks.allowed)
         if not len(choices.movable):
             return
-        parents = [*([] if known is None else [blocks.contract(known)]), *found]
+        parents = np.stack([*([] if known is None else [blocks.contract(known)]), *found])[: self.population]
+        if self.refinements:
+            blocks, parents = yield from self.tuned(problem, blocks, blocks.expand(parents), rng)
+            choices = Choices.among(blocks.allowed)
         evolution = Genetic(population=self.population, mutations=self.mutations)
-        children = evolution.evolve(choices, np.stack(parents)[: self.population], rng)
-        yield from expanded(children, blocks, {"stage": "evolution"})
+        yield from expanded(evolution.evolve(choices, parents, rng), blocks, {"stage": "evolution"})
+
+    def tuned(
+        self, problem: Problem, blocks: Blocks, parents: Ints, rng: np.random.Generator
+    ) -> Generator[Proposal, Evaluation, tuple[Blocks, Ints]]:
+        """Yields refinements of placements [parents, groups] and of the best ones, until they find nothing new.
+
+        The simulator refines, the evaluator judges what that finds, and its best ones are refined next. Whenever none is
+        better than all before, there are twice as many blocks. Returns the last blocks and the best placements of them.
+        """
+        proposed: dict[bytes, None] = {}
+        judged, costs, best = parents[:0], np.zeros(0), np.inf
+        num_blocks, is_finest = blocks.num_blocks, blocks.num_blocks >= problem.num_groups
+        model = _model(problem, blocks)
+        while True:
+            pool = np.concatenate([judged, parents])[: self.population]
+            start = np.stack([blocks.contract(placement) for placement in pool])
+            refined = self.refined(Draft(blocks, model, start, np.zeros(len(start))), rng)
+            children = {_digest(child): child for child in blocks.expand(refined.placements[: 4 * self.population])}
+            fresh = [digest for digest in children if digest not in proposed][: self.population]
+            if fresh:
+                placements = np.stack([children[digest] for digest in fresh])
+                proposed |= dict.fromkeys(fresh)
+                evaluation = yield Proposal(placements, notes={"stage": "tuning"})
+                judged, costs = np.concatenate([judged, placements]), np.concatenate([costs, evaluation.cost])
+                alive = np.argsort(costs, kind="stable")[: self.population]
+                judged, costs = judged[alive], costs[alive]
+            if not fresh or costs[0] >= best:
+                if is_finest:
+                    return blocks, start
+                num_blocks *= 2
+                is_finest = num_blocks >= problem.num_groups
+                blocks = Blocks.of(problem, f"coarse:{num_blocks}")
+                model = _model(problem, blocks)
+            best = min(best, float(costs[0])) if len(costs) else best
 
     def answer(self, network: PolicyNetwork, problem: Problem, num_blocks: int, rng: np.random.Generator) -> "Draft":
         """Returns different placements of about so many blocks, the one that the simulator predicts best first."""
-        grouping = f"coarse:{num_blocks}"
-        blocks = Blocks.of(problem, grouping)
-        model = Simulator(merge_blocks(problem, blocks, grouping))
+        blocks = Blocks.of(problem, f"coarse:{num_blocks}")
+        model = _model(problem, blocks)
         with one_thread():
             graph = read_block_graph(model.problem)
             scorer = network.scorer(GraphTensors.of(graph))
@@ -91,19 +132,52 @@ class GraphPolicy:
         greedy = place_greedily(graph, model, scorer, most)
         drawn = samples(graph, scorer, most - len(greedy), self.temperature, greedy[0].room, rng)
         placements = np.stack([*(one.placement for one in greedy), *(one.placement for one in drawn)])
-        cost = model(placements).cost
-        order = np.argsort(cost, kind="stable")
-        _, firsts = np.unique(placements[order], axis=0, return_index=True)
-        rows = order[np.sort(firsts)]
-        return Draft(blocks, np.asarray(placements[rows], np.int64), np.asarray(cost[rows], np.float64))
+        return Draft.of(blocks, model, placements, model(placements).cost)
+
+    def refined(self, draft: "Draft", rng: np.random.Generator) -> "Draft":
+        """Returns the best placements that come of crossing and mutating those of a draft in the simulator."""
+        num_ops = max(draft.model.problem.num_ops, 1)
+        most = min(self.refinements, max(REFINED_OPS // num_ops, self.population))
+        choices = Choices.among(draft.blocks.allowed)
+        if not most or not len(choices.movable):
+            return draft
+        evolution = Genetic(population=self.population, mutations=self.mutations)
+        proposals = evolution.evolve(choices, draft.placements[: self.population], rng)
+        proposal, judged, found = next(proposals), 0, list[tuple[Ints, Floats]]()
+        while judged < most:
+            evaluation = draft.model(proposal.placements)
+            found.append((proposal.placements, evaluation.cost))
+            judged += len(proposal.placements)
+            proposal = proposals.send(evaluation)
+        proposals.close()
+        placements, costs = (np.concatenate(entries) for entries in zip(*found, strict=True))
+        return Draft.of(draft.blocks, draft.model, placements, costs)
 
 
 class Draft(NamedTuple):
-    """Placements of blocks that the weights propose, the best first."""
+    """Different placements of blocks that the weights propose, the best first."""
 
     blocks: Blocks
+    model: Simulator  # with the blocks as groups
     placements: Ints  # [drawn, blocks]
     cost: Floats  # [drawn], predicted
+
+    @classmethod
+    def of(cls, blocks: Blocks, model: Simulator, placements: Ints, cost: Floats) -> "Draft":
+        """Returns the draft of placements in any order, which may repeat; ties go to the earlier one."""
+        order = np.argsort(cost, kind="stable")
+        _, firsts = np.unique(placements[order], axis=0, return_index=True)
+        rows = order[np.sort(firsts)]
+        return cls(blocks, model, np.asarray(placements[rows], np.int64), np.asarray(cost[rows], np.float64))
+
+
+def _model(problem: Problem, blocks: Blocks) -> Simulator:
+    """Returns the simulator of a problem with blocks as groups."""
+    return Simulator(merge_blocks(problem, blocks, f"coarse:{blocks.num_blocks}"))
+
+
+def _digest(placement: Ints) -> bytes:
+    return hashlib.blake2b(placement.tobytes(), digest_size=16).digest()
 
 
 def read_network(weights: str) -> PolicyNetwork:
