@@ -47,15 +47,13 @@ OF_BLOCKS: dict[str, tuple[int, ...]] = {  # see block_graph.py
 
 MESSAGES, DEVICES, UNTAUGHT = "messages between blocks", "all of the device", "nothing learned: the first weights"
 
-CANDIDATES = 48
-
 GROUPS = (*SO_FAR, *OF_BLOCKS, "all of the block", MESSAGES, DEVICES, "all of the placement so far", UNTAUGHT)
 
 
-def ablate(network: PolicyNetwork, problem: Problem, num_blocks: int = 64) -> dict[str, float]:
+def ablate(network: PolicyNetwork, problem: Problem, num_blocks: int = 64, candidates: int = 1) -> dict[str, float]:
     """Returns the best candidate's step without each group of figures over that with all: by group.
 
-    Candidates are greedy placements for the 1, 2, 3 ... fastest devices and samples, as the strategy draws them.
+    One candidate is the greedy placement; more are greedy ones for the 1, 2, 3 ... fastest devices, and samples.
     """
     grouping = f"coarse:{num_blocks}"
     merged = merge_blocks(problem, Blocks.of(problem, grouping), grouping)
@@ -63,8 +61,9 @@ def ablate(network: PolicyNetwork, problem: Problem, num_blocks: int = 64) -> di
     with one_thread():
         whole = network.scorer(GraphTensors.of(graph))
         means = _means(graph, whole)
-        best = _cost(graph, model, whole)
-        return {group: _cost(graph, model, _without(group, network, graph, whole, means)) / best for group in GROUPS}
+        best = _cost(graph, model, whole, candidates)
+        changed = {group: _without(group, network, graph, whole, means) for group in GROUPS}
+        return {group: _cost(graph, model, scorer, candidates) / best for group, scorer in changed.items()}
 
 
 def by_group(found: Mapping[str, Sequence[Mapping[str, float]]]) -> list[dict[str, Any]]:
@@ -80,11 +79,10 @@ def _geometric_mean(ratios: Sequence[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, ratios)))
 
 
-def _cost(graph: BlockGraph, model: Simulator, scorer: Scorer) -> float:
-    candidates = place_greedily(graph, model, scorer, CANDIDATES)
-    room, rng = candidates[0].room, np.random.default_rng(0)
-    drawn = samples(graph, scorer, CANDIDATES - len(candidates), 1.0, room, rng)
-    return float(model(np.stack([one.placement for one in [*candidates, *drawn]])).cost.min())
+def _cost(graph: BlockGraph, model: Simulator, scorer: Scorer, candidates: int) -> float:
+    greedy = place_greedily(graph, model, scorer, candidates)
+    drawn = samples(graph, scorer, candidates - len(greedy), 1.0, greedy[0].room, np.random.default_rng(0))
+    return float(model(np.stack([one.placement for one in [*greedy, *drawn]])).cost.min())
 
 
 def _means(graph: BlockGraph, scorer: Scorer) -> Floats:

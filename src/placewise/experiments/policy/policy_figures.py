@@ -75,16 +75,17 @@ def draw_ablation(rows: Sequence[Mapping[str, Any]]) -> bytes:
     import matplotlib
 
     with matplotlib.rc_context(SETTINGS):
-        figure, axes = _begun(
-            len(rows), "How much longer the step of the best of 48 candidates is without what the network reads"
-        )
+        figure, axes = _begun(len(rows), "Step time of the greedy placement without what the network reads")
         longer = [row["all families"] - 1 for row in rows]
         axes.barh(range(len(rows)), longer, color=COLOURS[0], height=0.6)
         for place, share in enumerate(longer):
-            axes.annotate(f" {share:+.0%}" if abs(share) >= 0.01 else f" {share:+.1%}", (max(share, 0), place), va="center")
+            axes.annotate(f" {share:+.1%}", (max(share, 0), place), va="center")
         axes.set_yticks(range(len(rows)), [row["without"] for row in rows])
-        axes.set(xlabel="step time: geometric mean over all families", xlim=(min(*longer, 0.0), max(longer) * 1.12))
-        axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
+        axes.set(
+            xlabel="change of the step time: geometric mean over all families",
+            xlim=(1.1 * min(*longer, 0.0), 1.15 * max(longer)),
+        )
+        axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}" if share else "0")
         return _svg(figure)
 
 
