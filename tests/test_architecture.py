@@ -54,7 +54,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "torchvision": ("experiments/training_setups/", "experiments/outside_models.py"),
     "diffusers": ("experiments/training_setups/",),
     "peft": ("experiments/training_setups/",),
-    "matplotlib": ("experiments/search_figures.py",),
+    "matplotlib": ("experiments/search_figures.py", "experiments/policy/policy_figures.py"),
     "numba": ("simulate/",),
     "scipy": ("bounds/", "strategies/", "experiments/papers/calibration.py"),
     "ortools": ("bounds/", "strategies/"),
