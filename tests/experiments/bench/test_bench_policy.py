@@ -68,7 +68,9 @@ def test_rows_by_family(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 
 def test_public_graphs_are_judged_on_their_own_machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nodes = [{"id": n, "cpuLatency": 8, "fpgaLatency": 2, "size": 0, "supportedOnFpga": 1} for n in range(2)]
+    nodes: list[dict[str, Any]] = [
+        {"id": n, "cpuLatency": 8, "fpgaLatency": 2, "size": 0, "supportedOnFpga": 1} for n in range(2)
+    ]
     nodes = [{**node, "isBackwardNode": 0, "name": f"n{node['id']}"} for node in nodes]
     graph = {"maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 2**30, "nodes": nodes, "edges": []}
     (tmp_path / "two.json").write_text(json.dumps(graph))
@@ -89,7 +91,7 @@ def test_means_count_families_alike_and_only_what_fits() -> None:
         "auto cpu s": 10.0,
         "ops": 5,
     }
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"family": "a", "auto": 1.0, "graph-policy": 1.0, "heft": 3.0, **policy},
         {"family": "a", "auto": 1.0, "graph-policy": 4.0, "heft": None, **policy},
         {"family": "b", "auto": 1.0, "graph-policy": 2.0, "heft": None, **policy},

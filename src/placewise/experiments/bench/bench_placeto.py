@@ -86,7 +86,10 @@ class PlacetoSimulator(Benchmark):
         from placewise.strategies import make
         from placewise.strategies.learned.graph_policy.graph_policy import GraphPolicy
 
-        policies = (("graph-policy", {}), ("graph-policy, greedy", {"candidates": 1, "refinements": 0}))
+        policies: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("graph-policy", {}),
+            ("graph-policy, greedy", {"candidates": 1, "refinements": 0}),
+        )
         chosen = [
             *((name, make(name), math.inf) for name in STRATEGIES),
             *((name, GraphPolicy(weights=self.weights, **settings), math.inf) for name, settings in policies),

@@ -82,7 +82,8 @@ def _geometric_mean(ratios: Sequence[float]) -> float:
 def _cost(graph: BlockGraph, model: Simulator, scorer: Scorer, candidates: int) -> float:
     greedy = place_greedily(graph, model, scorer, candidates)
     drawn = samples(graph, scorer, candidates - len(greedy), 1.0, greedy[0].room, np.random.default_rng(0))
-    return float(model(np.stack([one.placement for one in [*greedy, *drawn]])).cost.min())
+    placements = [*(one.placement for one in greedy), *(one.placement for one in drawn)]
+    return float(model(np.stack(placements)).cost.min())
 
 
 def _means(graph: BlockGraph, scorer: Scorer) -> Floats:
