@@ -9,6 +9,7 @@ With --fault the last rank ends, hangs or fails in its third step, and the other
 
 import argparse
 import copy
+import json
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from compiled_steps import RandomNet
 from eager_steps import eager_step, snapshot
 from simulated import random_order, random_placements
@@ -45,6 +47,7 @@ from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import check_parts, part_of
 from placewise.run.step import compiling
 from placewise.run.step.compiling import compile_part
+from placewise.run.step.train_step import TrainStep
 
 STEPS = 5
 
@@ -168,6 +171,39 @@ def soak(steps: int, ranks: int) -> None:
     print(f"rank {dist.get_rank()}: after {steps} steps {describe(samples[-1])}, nothing grew", flush=True)
 
 
+def save_and_load(folder: Path, rank: int, ranks: int) -> None:
+    """Saves after three steps, and compares the next three with those that another plan makes of the checkpoint."""
+    batches = some_batches()
+    saving, loading = placed_network(3, ranks), placed_network(4, ranks)
+    for batch in batches[:3]:
+        saving(batch)
+    dcp.save({"training": saving}, checkpoint_id=folder)
+    losses = [float(saving(batch)) for batch in batches[3:]]
+    dcp.load({"training": loading}, checkpoint_id=folder)
+    assert [float(loading(batch)) for batch in batches[3:]] == losses
+    print(f"rank {rank}: {json.dumps(losses)}", flush=True)
+
+
+def network_with_buffers(seed: int) -> TrainingStep:
+    """Returns a step with parameters, buffers and state of the optimizer."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    batch = (torch.randn(6, 4), torch.randn(6, 4))
+    return TrainingStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), batch, 1)
+
+
+def placed_network(seed: int, ranks: int) -> TrainStep:
+    """Returns the network with buffers with weights and a placement of this seed."""
+    step = capture_step(network_with_buffers(seed))
+    return compile_part(*random_plan(step, seed, ranks), step)
+
+
+def some_batches() -> list[Any]:
+    """Returns six batches for random networks."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(6, 4, generator=generator), torch.randn(6, 4, generator=generator)) for _ in range(6)]
+
+
 def fail(fault: str, rank: int, ranks: int) -> None:
     """Runs steps until the last rank has this fault in its third one; the others print what they end with."""
     step = capture_step(random_network(7))
@@ -200,6 +236,7 @@ def main() -> None:
     parser.add_argument("--zoo", action="store_true")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--fault", choices=["end", "stop", "wait", "fail"])
+    parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--init", default="env://")
     options = parser.parse_args()
@@ -208,6 +245,9 @@ def main() -> None:
     dist.init_process_group("gloo", options.init, timedelta(seconds=options.timeout), ranks, rank)
     if options.fault:
         fail(options.fault, rank, ranks)
+    if options.checkpoint:
+        save_and_load(options.checkpoint, rank, ranks)
+        return
     compare_networks(options.networks, ranks)
     if options.zoo:
         compare_zoo(ranks)

@@ -1,17 +1,35 @@
 """Steps over hosts: ranks of torch.distributed on this machine, compared with eager code; parts that would never end."""
 
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from compiled_steps import cpu_cluster, one_thread_each
+from eager_steps import eager_step, snapshot
+from simulated import random_placements
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from placewise.core.errors import ExecutionError, PlanError
+from placewise.core.problem import Problem
+from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.run.backends.hosts import joined_ranks
 from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
 from placewise.run.lower.rank_part import check_parts, part_of
+from placewise.run.step.compiling import compile_placement
+from placewise.run.step.train_step import TrainStep
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hosts_worker import network_with_buffers, some_batches
 
 WORKER = Path(__file__).with_name("hosts_worker.py")
 
@@ -39,6 +57,53 @@ def test_a_rank_with_a_fault_ends_the_others_with_its_name(fault: str, line: str
     for rank, output in enumerate(run_ranks(ranks, ranks - 1, tmp_path, "--fault", fault, "--timeout", "10")):
         found = re.fullmatch(rf"rank {rank} ends after [0-9.]+ s: " + line.format(ranks - 1, ranks - 1), output.strip())
         assert found, output
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*single process")
+def test_a_checkpoint_of_ranks_goes_on_on_one_machine_and_in_plain_pytorch(tmp_path: Path) -> None:
+    """Two ranks with two plans go on with the same losses; so do a plan for one machine, and eager PyTorch."""
+    outputs = run_ranks(2, 2, tmp_path, "--checkpoint", str(tmp_path / "saved"))
+    losses = json.loads(outputs[0].removeprefix("rank 0: "))
+    assert outputs[1] == f"rank 1: {json.dumps(losses)}\n"
+    batches = some_batches()[3:]
+
+    placed = network_with_buffers(5)
+    train_step = place_at_random(capture_step(placed), 0)
+    dcp.load({"training": train_step}, checkpoint_id=tmp_path / "saved")
+    assert [float(train_step(batch)) for batch in batches] == losses
+
+    eager = network_with_buffers(6)
+    assert eager.optimizer is not None
+    model_state, optimizer_state = get_state_dict(eager.model, eager.optimizer)
+    state = {"training": {"model": model_state, "optimizer": optimizer_state}}
+    dcp.load(state, checkpoint_id=tmp_path / "saved")
+    set_state_dict(eager.model, eager.optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+    assert [float(sum(eager_step(replace(eager, batch=batch)))) for batch in batches] == losses
+    assert snapshot(placed.model, placed.optimizer).keys() == snapshot(eager.model, eager.optimizer).keys()
+    assert all(torch.equal(a, b) for a, b in zip(placed.model.parameters(), eager.model.parameters(), strict=True))
+
+    dcp_to_torch_save(tmp_path / "saved", tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)["training"]
+    network_with_buffers(0).model.load_state_dict(saved["model"])
+    assert saved["optimizer"]["state"].keys() == dict(eager.model.named_parameters()).keys()
+
+
+def test_a_checkpoint_of_another_model_is_refused() -> None:
+    """What the model does not have is named."""
+    train_step = place_at_random(capture_step(network_with_buffers(0)), 0)
+    state = train_step.state_dict()
+    with pytest.raises(ExecutionError, match="the checkpoint has other.weight, the model has not"):
+        train_step.load_state_dict({**state, "model": {"other.weight": torch.zeros(1)}})
+    optimizer = {**state["optimizer"], "state": {"other.weight": {}}}
+    with pytest.raises(ExecutionError, match="optimizer state of other.weight, the model has no such parameter"):
+        train_step.load_state_dict({**state, "optimizer": optimizer})
+
+
+def place_at_random(step: CapturedStep, seed: int) -> TrainStep:
+    """Returns the step on two CPU devices of this machine, which one process runs."""
+    problem = Problem.of(step.graph, cpu_cluster())
+    placement = random_placements(problem, np.random.default_rng(seed), 1)[0]
+    return compile_placement(problem, placement, None, step, one_thread_each(problem.cluster))
 
 
 def run_ranks(ranks: int, count: int, folder: Path, *options: str) -> list[str]:
