@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from placewise.core.problem import Problem as Problem
     from placewise.graph_capture.capture import capture as capture
     from placewise.graph_capture.capture import capture_inference as capture_inference
+    from placewise.run.deferred_weights import DeferredWeights as DeferredWeights
     from placewise.run.step.step_result import StepResult as StepResult
     from placewise.search.planner import place as place
     from placewise.simulate.simulator import Simulator as Simulator
@@ -42,6 +43,7 @@ _ERRORS = (
 _MODULES = {  # public name -> its module, imported on first use: importing placewise loads nothing heavy
     **dict.fromkeys(_ERRORS, "placewise.core.errors"),
     "Cluster": "placewise.core.cluster",
+    "DeferredWeights": "placewise.run.deferred_weights",
     "Graph": "placewise.core.graph",
     "Plan": "placewise.core.plan",
     "Problem": "placewise.core.problem",
@@ -54,7 +56,7 @@ _MODULES = {  # public name -> its module, imported on first use: importing plac
 }
 
 __all__ = [
-    "CaptureError", "Cluster", "ClusterError", "ExecutionError", "Graph", "GraphError", "InputError", "ModelError",
+    "CaptureError", "Cluster", "ClusterError", "DeferredWeights", "ExecutionError", "Graph", "GraphError", "InputError", "ModelError",
     "NothingFits", "OtherBranch", "PlacewiseError", "Plan", "PlanError", "Problem", "ProblemError", "ProfileError",
     "Simulator", "StepChanged", "StepResult", "StoreError", "StrategyError", "WorkerDied", "capture", "capture_inference",
     "place", "train_step",

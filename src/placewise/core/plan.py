@@ -114,16 +114,18 @@ class Plan:
         return read_plan(path)
 
     def compile(
-        self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False
-    ) -> Any:
+        self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False,
+        weights: Any = None,
+    ) -> Any:  # fmt: skip
         """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
         The default cluster is the plan's own, or else this machine. `virtual` cuts GPUs into several devices: {"cuda:0": 4}.
         `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
+        `weights` are the `placewise.DeferredWeights()` that the model was built in; "empty" makes room for a checkpoint.
         """
         from placewise.run.step.compiling import compile_plan
 
-        return compile_plan(self, step, cluster, virtual, cuda_graphs)
+        return compile_plan(self, step, cluster, virtual, cuda_graphs, weights)
 
     def device_map(self, step: Any) -> dict[str, Any]:
         """Returns the plan as a device_map for Hugging Face Accelerate; `step` is the captured step or its graph.

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import check_parts, part_of
@@ -174,9 +176,10 @@ def soak(steps: int, ranks: int) -> None:
 def save_and_load(folder: Path, rank: int, ranks: int) -> None:
     """Saves after three steps, and compares the next three with those that another plan makes of the checkpoint."""
     batches = some_batches()
-    saving, loading = placed_network(3, ranks), placed_network(4, ranks)
+    saving, loading = part_of_network(3, ranks), part_without_values(4, ranks)
+    eager = network_with_buffers(3)
     for batch in batches[:3]:
-        saving(batch)
+        assert torch.equal(saving(batch), sum(eager_step(replace(eager, batch=batch))))
     dcp.save({"training": saving}, checkpoint_id=folder)
     losses = [float(saving(batch)) for batch in batches[3:]]
     dcp.load({"training": loading}, checkpoint_id=folder)
@@ -192,10 +195,37 @@ def network_with_buffers(seed: int) -> TrainingStep:
     return TrainingStep(model, nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), batch, 1)
 
 
-def placed_network(seed: int, ranks: int) -> TrainStep:
-    """Returns the network with buffers with weights and a placement of this seed."""
-    step = capture_step(network_with_buffers(seed))
-    return compile_part(*random_plan(step, seed, ranks), step)
+def part_of_network(seed: int, ranks: int) -> TrainStep:
+    """Returns the network with buffers, placed at random, of which this rank makes its own weights only."""
+    with DeferredWeights(min_bytes=0) as weights:
+        network = network_with_buffers(seed)
+    return part_with(network, weights, seed, ranks)
+
+
+def part_without_values(seed: int, ranks: int) -> TrainStep:
+    """Returns the same on the meta device, with memory for this rank's own weights only."""
+    with torch.device("meta"):
+        network = network_with_buffers(seed)
+    return part_with(network, "empty", seed, ranks)
+
+
+def part_with(network: TrainingStep, weights: DeferredWeights | str, seed: int, ranks: int) -> TrainStep:
+    """Returns this rank's part; asserts that what other ranks keep has no memory here."""
+    assert network.optimizer is not None
+    assert all(parameter.is_meta for parameter in network.model.parameters())
+    step = capture_step(replace(network, batch=(torch.zeros(6, 4), torch.zeros(6, 4))))
+    train_step = compile_part(*random_plan(step, seed, ranks), step, weights)
+    far = train_step.placed.far
+    assert any(key == "exp_avg" for _, key in far)
+    for name, parameter in network.model.named_parameters():
+        assert parameter.is_meta == ((name, "") in far)
+    assert not any(buffer.is_meta and (name, "") not in far for name, buffer in network.model.named_buffers())
+    for name, parameter in network.model.named_parameters():
+        for key, value in network.optimizer.state[parameter].items():
+            assert value.is_meta == ((name, key) in far)
+    with pytest.raises(ExecutionError, match="only its own part of the model"):
+        train_step.collect()
+    return train_step
 
 
 def some_batches() -> list[Any]:

@@ -92,10 +92,10 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     """What the model does not have is named."""
     train_step = place_at_random(capture_step(network_with_buffers(0)), 0)
     state = train_step.state_dict()
-    with pytest.raises(ExecutionError, match="the checkpoint has other.weight, the model has not"):
+    with pytest.raises(ExecutionError, match=r"the checkpoint has other\.weight, the model has not"):
         train_step.load_state_dict({**state, "model": {"other.weight": torch.zeros(1)}})
     optimizer = {**state["optimizer"], "state": {"other.weight": {}}}
-    with pytest.raises(ExecutionError, match="optimizer state of other.weight, the model has no such parameter"):
+    with pytest.raises(ExecutionError, match=r"optimizer state of other\.weight, the model has no such parameter"):
         train_step.load_state_dict({**state, "optimizer": optimizer})
 
 

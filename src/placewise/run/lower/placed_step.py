@@ -13,6 +13,9 @@ from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instruction
 from placewise.run.lower.waits import Waits, plan_waits
 
 
+Far = frozenset[tuple[str, str | int]]  # (name, "") of a parameter or buffer, (name, key) of a state
+
+
 @dataclass(frozen=True, eq=False)
 class PlacedStep:
     """A captured step with its instructions, on the devices of this machine."""
@@ -27,6 +30,17 @@ class PlacedStep:
     def is_remote(self) -> tuple[bool, ...]:
         """Whether another process runs each device: [devices]."""
         return tuple(device.rank is not None for device in self.devices)
+
+    @cached_property
+    def far(self) -> Far:
+        """The parameters, buffers and states that another process keeps."""
+        homes = self.tensor_devices.tolist()
+        return frozenset(
+            (resident.name, resident.key if resident.kind == "state" else "")
+            for resident in self.resolved.program.residents
+            if resident.kind in ("parameter", "buffer", "state") and resident.tensor >= 0
+            if self.is_remote[homes[resident.tensor]]
+        )
 
     @cached_property
     def random_ops(self) -> frozenset[int]:

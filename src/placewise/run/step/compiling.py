@@ -23,6 +23,7 @@ from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_call
 from placewise.rewrite.piece import Piece
 from placewise.rewrite.rewritten_steps import step_of_plan
 from placewise.run.backends.protocol import StreamBackend
+from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.devices import RealDevice, group_by_backend, real_devices
 from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
@@ -30,6 +31,7 @@ from placewise.run.lower.neighbours import lower_side_by_side
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.lower.rank_part import part_of
 from placewise.run.piece_kernels import Wanted, compile_all, print_progress
+from placewise.run.step.own_weights import fill_own
 from placewise.run.step.train_step import TrainStep
 
 
@@ -39,8 +41,11 @@ def compile_plan(
     cluster: Cluster | str | Path | None = None,
     virtual: Mapping[str, int] | None = None,
     cuda_graphs: bool = False,
+    weights: DeferredWeights | str | None = None,
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
+
+    `weights` are those of a model on the meta device, see `fill_own`.
 
     If no cluster is given, it is the plan's own, or the preset that it names, or this machine as `placewise detect`
     describes it.
@@ -65,8 +70,8 @@ def compile_plan(
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem, source)
     if len(cluster.host_names) > 1 and is_distributed():
-        return compile_part(problem, placement, order, step)
-    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs)
+        return compile_part(problem, placement, order, step, weights)
+    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs, weights)
 
 
 def compile_placement(
@@ -76,6 +81,7 @@ def compile_placement(
     step: CapturedStep,
     devices: tuple[RealDevice, ...],
     cuda_graphs: bool = False,
+    weights: DeferredWeights | str | None = None,
 ) -> TrainStep:
     """Returns the step in a placement [groups], launched in an order [ops] or in program order.
 
@@ -87,6 +93,8 @@ def compile_placement(
     instructions = lower_side_by_side(problem, placement, order, resolved, has_thread)
     placed = PlacedStep(resolved, instructions, tensor_devices(problem, placement), devices)
     compile_all(_pieces(placed), print_progress)
+    if weights is not None:
+        fill_own(step.step.model, placed.far, weights)
     backend = _stream_backend(devices)
     if backend is None:
         return TrainStep(step, placed)
@@ -119,7 +127,9 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def compile_part(problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep) -> TrainStep:
+def compile_part(
+    problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep, weights: DeferredWeights | str | None = None
+) -> TrainStep:
     """Returns this rank's part of the step: rank i runs the devices of the cluster's i-th host.
 
     All ranks call it with the same step, placement and order, which they compare first.
@@ -149,6 +159,8 @@ def compile_part(problem: Problem, placement: Ints, order: Ints | None, step: Ca
         raise ExecutionError(f"the step draws random numbers on the hosts {names}: place all such ops on one host")
     if any(device.launches_from_host for device in devices):
         raise ExecutionError("over several hosts only CPU devices can run now, not GPUs")
+    if weights is not None:
+        fill_own(step.step.model, placed.far, weights)
     return TrainStep(step, placed, network=hosts)
 
 

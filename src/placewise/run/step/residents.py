@@ -35,18 +35,12 @@ class Residents:
         self._torch_devices = [torch.device(placed.devices[home].torch_device) for home in placed.tensor_devices.tolist()]
         self._streams, self._pinned = streams, placed.pinned
         self._owners = _owners(step.modules)
+        self._far = placed.far
         self._check_model()
         self._make_state()
         self._parameters = dict(step.modules.named_parameters())
         self._examples = dict(batch_tensors(step.batch, step.batch))
         self._getters = [self._getter(resident) for resident in self._program.residents]
-        homes = placed.tensor_devices.tolist()
-        self.far = frozenset(  # what another process keeps: (name, ""), or (name, key) of the optimizer's state
-            (resident.name, resident.key if resident.kind == "state" else "")
-            for resident in self._program.residents
-            if resident.kind in ("parameter", "buffer", "state") and resident.tensor >= 0
-            if placed.is_remote[homes[resident.tensor]]
-        )
         self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
 
     def gather(self, batch: Any) -> list[Any]:
@@ -115,7 +109,8 @@ class Residents:
                     "on a real one"
                 )
         for name, tensor in (*self._step.modules.named_parameters(), *self._step.modules.named_buffers()):
-            _check_values(name, tensor)
+            if (name, "") not in self._far:
+                _check_values(name, tensor)
         for resident in self._program.residents:
             if resident.kind in ("parameter", "buffer"):
                 owner, key = self._owners.get(resident.name, ({}, ""))
@@ -148,6 +143,8 @@ class Residents:
     def _model_getter(self, resident: Resident) -> Getter:
         assert resident.like is not None
         owner, key = self._owners[resident.name]
+        if (resident.name, "") in self._far:
+            return lambda batch: owner[key]
         sharing, dtype = _sharing(self._owners, owner[key]), resident.like.dtype
         home, streams = self._torch_devices[resident.tensor], self._streams if resident.tensor in self._pinned else None
         pinned = 0  # its address in pinned memory
@@ -170,7 +167,7 @@ class Residents:
     def _state_getter(self, resident: Resident) -> Getter:
         assert self._step.optimizer is not None
         optimizer, parameter, key = self._step.optimizer, self._parameters[resident.name], resident.key
-        if resident.tensor < 0:
+        if resident.tensor < 0 or (resident.name, resident.key) in self._far:
             return lambda batch: optimizer.state[parameter][key]
         home = self._torch_devices[resident.tensor]
 
@@ -231,8 +228,8 @@ def _hyper_parameter_getter(optimizer: torch.optim.Optimizer, resident: Resident
 def _check_values(name: str, tensor: Tensor) -> None:
     if tensor.is_meta:
         raise ExecutionError(
-            f"{name} is on the meta device and has no values: build the model on a real device, or give it values "
-            "with model.to_empty(device='cpu')"
+            f"{name} is on the meta device and has no values: build the model on a real device, give it values with "
+            "model.to_empty(device='cpu'), or build it in placewise.DeferredWeights()"
         )
 
 

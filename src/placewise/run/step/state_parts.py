@@ -12,10 +12,7 @@ from torch import Tensor
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.training_step import StepModules
-
-Far = frozenset[
-    tuple[str, str | int]
-]  # (name, "") of a parameter or buffer, (name, key) of a state, that another rank keeps
+from placewise.run.lower.placed_step import Far
 
 
 def state_part(modules: StepModules, optimizer: torch.optim.Optimizer | None, far: Far) -> dict[str, Any]:
@@ -39,8 +36,8 @@ def load_state_part(modules: StepModules, optimizer: torch.optim.Optimizer | Non
     unknown = [key for key in part["model"] if key.startswith("loss:") and "loss:" not in modules.modules]
     for prefix, module in modules.modules.items():
         mine = {key: value for key, value in part["model"].items() if key.startswith("loss:") == bool(prefix)}
-        found = module.load_state_dict({key.removeprefix(prefix): value for key, value in mine.items()}, strict=False)
-        unknown += found.unexpected_keys
+        given = {key.removeprefix(prefix): value for key, value in mine.items()}
+        unknown += module.load_state_dict({**module.state_dict(), **given}, strict=False).unexpected_keys
     if unknown:
         raise ExecutionError(f"the checkpoint has {unknown[0]}, the model has not")
     if optimizer is None:

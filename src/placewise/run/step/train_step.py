@@ -87,10 +87,17 @@ class TrainStep:
 
     def _collect(self) -> None:
         network, homes = self._setup.network, self.placed.tensor_devices.tolist()
-        if network is not None:
-            with torch.no_grad():
-                for number, tensor in self._residents.own_tensors():
-                    network.collect(tensor, homes[number])
+        if network is None:
+            return
+        own = self._residents.own_tensors()
+        if any(tensor.is_meta for _, tensor in own):
+            raise ExecutionError(
+                "this rank has only its own part of the model, so it can't collect the rest: save all parts with "
+                "torch.distributed.checkpoint"
+            )
+        with torch.no_grad():
+            for number, tensor in own:
+                network.collect(tensor, homes[number])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of model and optimizer by name, for torch.distributed.checkpoint; of a rank, what it keeps.
@@ -98,7 +105,7 @@ class TrainStep:
         `dcp.save({"training": train_step}, checkpoint_id=folder)` on all ranks writes the whole state, `dcp.load` reads it
         into the model and the optimizer, also for a plan of other hosts or of one machine.
         """
-        return state_part(self._step.step.modules, self._step.step.optimizer, self._residents.far)
+        return state_part(self._step.step.modules, self._step.step.optimizer, self.placed.far)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets what `state_dict` returns to these values."""
