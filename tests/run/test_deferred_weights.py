@@ -44,7 +44,7 @@ class ManyInitializers(nn.Module):
 
 BUILDERS: dict[str, Callable[[], nn.Module]] = {
     "initializers": ManyInitializers,
-    "gpt": lambda: zoo.build_step(TINY_ZOO["gpt"], device="cpu").model,
+    "gpt": lambda: zoo.build_step(TINY_ZOO["gpt"] + ",micro_batches=2", device="cpu").model,
 }
 
 

@@ -95,19 +95,19 @@ def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster
     for option in ("trace", "cuda_graphs", "virtual", "profile"):
         if getattr(options, option):
             raise InputError(f"--{option.replace('_', '-')} can't be used over several hosts")
-    from placewise.measure.random_batch import load_with_weights, random_batch
+    from placewise.measure.random_batch import load_with_deferred_weights, random_batch
     from placewise.measure.steps import time_step
     from placewise.rewrite.rewritten_steps import step_of_plan
     from placewise.run.backends.hosts import joined_ranks
     from placewise.run.step.compiling import compile_part
     from placewise.run.step.failures import step_failure
 
-    step = load_with_weights(options.model, options.seed)
+    step, weights = load_with_deferred_weights(options.model, options.seed)
     step = step_of_plan(plan, step)
     predicted = _predict(options, step, cluster, plan, ())
     with joined_ranks(options.timeout) as rank:
         problem, placement, order = predicted.whole
-        train_step = compile_part(problem, placement, order, step)
+        train_step = compile_part(problem, placement, order, step, weights)
         try:
             batch, num_warm_up = random_batch(step, options.seed), train_step.warm_up_steps
             seconds = [time_step(train_step, batch)[1] for _ in range(num_warm_up + options.steps)][num_warm_up:]

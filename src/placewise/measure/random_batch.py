@@ -1,5 +1,6 @@
 """Random values for a step that is run to be measured: weights for its model, and a batch."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -7,11 +8,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise.graph_capture.call_slots import slots_of
-from placewise.graph_capture.capture import CapturedStep
+from placewise import zoo
+from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.measure.ops import NUM_INDEXED, op_calls
-from placewise.models import load_step
+from placewise.models import FUSED, is_zoo_model, load_step
 from placewise.run.backends.cpu_memory import keep_freed_memory
+from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.step.batches import batch_tensors
 
 MIN_CHOICES = 2  # every model has at least this many classes or words
@@ -22,6 +25,18 @@ def load_with_weights(model: str, seed: int = 0) -> CapturedStep:
     keep_freed_memory()  # now, because drawing weights starts PyTorch's threads
     torch.manual_seed(seed)
     return load_step(model, device="cpu")
+
+
+def load_with_deferred_weights(model: str, seed: int = 0) -> tuple[CapturedStep, DeferredWeights | None]:
+    """Returns the same step with weights that a rank makes for its own part; a user's function makes all weights at once."""
+    if not is_zoo_model(model) or model.startswith(FUSED):
+        return load_with_weights(model, seed), None
+    keep_freed_memory()
+    torch.manual_seed(seed)
+    with DeferredWeights() as weights:
+        step = zoo.build_step(model, "cpu")
+    batch = tree_map(lambda entry: weights.make([entry])[0] if isinstance(entry, Tensor) and weights.has(entry) else entry, step.batch)
+    return capture_step(replace(step, batch=batch), model), weights
 
 
 def random_batch(step: CapturedStep, seed: int = 0) -> Any:

@@ -36,9 +36,9 @@ class _Answers(TorchFunctionMode):
         self._weights = weights
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == IS_META and self._weights.has(args[0]):
+        if func == IS_META and self._weights.replaces(args[0]):
             return False
-        if func == DEVICE and self._weights.has(args[0]):
+        if func == DEVICE and self._weights.replaces(args[0]):
             return CPU
         return func(*args, **(kwargs or {}))
 
@@ -56,6 +56,7 @@ class DeferredWeights(TorchDispatchMode):
         self._answers = _Answers(self)
         self._calls: list[_Call] = []
         self._writers: dict[int, list[int]] = {}  # deferred storage -> the calls that make it or write it
+        self._meta: set[int] = set()  # of these, what is on the meta device without us: nothing is drawn for it
         self._kept: list[Tensor] = []  # one tensor on each deferred storage, so that its address stays its own
 
     def __enter__(self) -> "DeferredWeights":
@@ -70,6 +71,10 @@ class DeferredWeights(TorchDispatchMode):
     def has(self, tensor: Tensor) -> bool:
         """Returns whether a tensor on the meta device is one of those that can be made."""
         return _storage(tensor) in self._writers
+
+    def replaces(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor on the meta device would be on the CPU without this."""
+        return self.has(tensor) and _storage(tensor) not in self._meta
 
     def make(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Returns the values of tensors on the meta device; those that share memory there share it here.
@@ -93,12 +98,15 @@ class DeferredWeights(TorchDispatchMode):
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         state = torch.get_rng_state() if is_random else None
         if not deferred:
-            leaves = [CPU if isinstance(leaf, torch.device) and leaf.type == "meta" else leaf for leaf in leaves]
-            given_args, given_kwargs = tree_unflatten(leaves, structure)  # `w[0] = 3` makes a tensor on w's own device
-            results = func(*given_args, **given_kwargs)
+            results = func(*args, **(kwargs or {}))
+            if any(isinstance(leaf, torch.device) and leaf.type == "meta" for leaf in leaves):
+                on_cpu = [CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
+                self._record(func, on_cpu, structure, state, results)  # `w[0] = 3` makes such a tensor
+                self._meta |= {_storage(made) for made in tree_flatten(results)[0] if isinstance(made, Tensor)}
+                return results
             given = {_storage(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
             return self._defer_new(results, given, (func, leaves, structure, state))
-        if is_random:
+        if is_random and any(map(self.replaces, deferred)):
             _draw(func, leaves, structure)
         if _reads_values(func) or _writes_real(func, args, kwargs or {}, self):
             given_args, given_kwargs = tree_unflatten(self._with_values(leaves), structure)
@@ -106,6 +114,8 @@ class DeferredWeights(TorchDispatchMode):
         on_meta, meta_kwargs = tree_unflatten(list(map(_on_meta, leaves)), structure)
         results = func(*on_meta, **meta_kwargs)
         self._record(func, leaves, structure, state, results)
+        if not any(map(self.replaces, deferred)):
+            self._meta |= {_storage(made) for made in tree_flatten(results)[0] if isinstance(made, Tensor)}
         return results
 
     def _with_values(self, leaves: list[Any]) -> list[Any]:
