@@ -60,7 +60,14 @@ def generates_the_same(printed: str) -> None:
     assert "the tokens are those of generate: True" in printed
 
 
+def trains_and_learns(printed: str) -> None:
+    losses = [float(loss) for loss in re.findall(rf"^step \d+: loss {NUMBER}$", printed, re.MULTILINE)]
+    assert len(losses) == 20
+    assert losses[-1] < losses[0]
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
+    "train_over_hosts": trains_and_learns,
     "train_a_language_model": trains_like_eager_code,
     "trainer_of_transformers": trains_like_eager_code,
     "finetune_by_lora": fits_and_trains_like_eager_code,

@@ -1,6 +1,7 @@
 """placewise detect: this machine as a cluster."""
 
 import argparse
+import os
 from typing import Any
 
 from placewise.cli.clusters_command import cluster_fields
@@ -8,9 +9,12 @@ from placewise.cli.outputs import check_writable, print_json
 from placewise.cli.shared_options import add_command, add_virtual_option, positive_argument
 
 
+JOIN_SECONDS = 300.0  # after which ranks that have not come, or don't answer, end the others
+
+
 def add_detect(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "detect", _detect, "describe this machine as a cluster.toml")
+    parser = add_command(commands, "detect", _detect, "describe this machine as a cluster.toml; under torchrun, all hosts")
     parser.add_argument("-o", "--output", metavar="CLUSTER", help="the cluster.toml to write (default: print it)")
     parser.add_argument(
         "--measure", action="store_true", help="measure flops, bandwidths, overheads and links (needs torch)"
@@ -36,6 +40,14 @@ def _detect(options: argparse.Namespace) -> None:
         from placewise.measure.roofline import measure_machine
 
         cluster = measure_machine(cluster, virtual)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        from placewise.measure.hosts import describe_hosts
+        from placewise.run.backends.hosts import joined_ranks
+
+        with joined_ranks(JOIN_SECONDS) as rank:
+            cluster = describe_hosts(cluster)
+        if rank:  # the first one tells
+            return
     if options.output:
         write_cluster(cluster, options.output)
     if options.json:

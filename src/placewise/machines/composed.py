@@ -12,7 +12,10 @@ c, and their devices `a/gpu:0`. A network card sends one copy at a time, and rec
 
 import re
 import string
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from placewise.core.cluster import MAX_DEVICES, Cluster, Link
 from placewise.core.errors import ClusterError
@@ -161,6 +164,19 @@ def _join(name: str, hosts: list[Cluster], gigabits: float) -> Cluster:
     letters = string.ascii_lowercase
     names = [letters[i] if len(hosts) <= len(letters) else f"h{i}" for i in range(len(hosts))]
     _check_size(name, sum(host.num_devices for host in hosts))
+    figures = (gigabits / 8 * 1e9 * NETWORK_FRACTION, NETWORK_LATENCY_SECONDS)
+    kinds = dict.fromkeys(host.description.removeprefix("composed: ") for host in hosts)
+    words = f"composed: {len(hosts)} hosts over {gigabits:g} Gbit/s Ethernet: {'; '.join(kinds)}"
+    return join_hosts(name, names, hosts, lambda source, target: figures, words)
+
+
+def join_hosts(
+    name: str, names: Sequence[str], hosts: Sequence[Cluster], network: Callable[[int, int], tuple[float, float]], words: str
+) -> Cluster:
+    """Returns hosts with a network between them, whose cards send one copy at a time and receive one.
+
+    `network` gives the bytes per second and the latency in seconds from one host to another. A GPU's copies pass its host.
+    """
     devices = [
         replace(device, name=f"{letter}/{device.name}", host=letter)
         for letter, host in zip(names, hosts, strict=True)
@@ -171,10 +187,9 @@ def _join(name: str, hosts: list[Cluster], gigabits: float) -> Cluster:
         for link in host.links:
             channel = None if link.channel is None else f"{letter}/{link.channels[0]}"
             links.append(replace(link, source=f"{letter}/{link.source}", target=f"{letter}/{link.target}", channel=channel))
-    network = gigabits / 8 * 1e9 * NETWORK_FRACTION
-    slowest = {  # of each device, on its way to the network card
-        f"{letter}/{device.name}": network if device.kind == "cpu"
-        else min(network, float(host.bytes_per_second[d, host.num_devices - 1]))
+    card = {  # of each device, on its way to the network card
+        f"{letter}/{device.name}": np.inf if device.kind == "cpu"
+        else float(host.bytes_per_second[d, host.num_devices - 1])
         for letter, host in zip(names, hosts, strict=True)
         for d, device in enumerate(host.devices)
     }  # fmt: skip
@@ -182,11 +197,10 @@ def _join(name: str, hosts: list[Cluster], gigabits: float) -> Cluster:
         for b in devices:
             if a.host != b.host:
                 hops = sum(device.kind == "gpu" for device in (a, b))
-                latency = NETWORK_LATENCY_SECONDS + hops * PCIE_LATENCY_SECONDS
+                speed, latency = network(names.index(a.host), names.index(b.host))
+                latency += hops * PCIE_LATENCY_SECONDS
                 cards = (f"{a.host} sends", f"{b.host} receives")
-                links.append(Link(a.name, b.name, min(slowest[a.name], slowest[b.name]), latency, cards))
-    kinds = dict.fromkeys(host.description.removeprefix("composed: ") for host in hosts)
-    words = f"composed: {len(hosts)} hosts over {gigabits:g} Gbit/s Ethernet: {'; '.join(kinds)}"
+                links.append(Link(a.name, b.name, min(speed, card[a.name], card[b.name]), latency, cards))
     return Cluster(name, tuple(devices), tuple(links), max(host.dispatch_seconds for host in hosts), words)
 
 

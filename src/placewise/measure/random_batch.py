@@ -35,7 +35,9 @@ def load_with_deferred_weights(model: str, seed: int = 0) -> tuple[CapturedStep,
     torch.manual_seed(seed)
     with DeferredWeights() as weights:
         step = zoo.build_step(model, "cpu")
-    batch = tree_map(lambda entry: weights.make([entry])[0] if isinstance(entry, Tensor) and weights.has(entry) else entry, step.batch)
+    batch = tree_map(
+        lambda entry: weights.make([entry])[0] if isinstance(entry, Tensor) and weights.has(entry) else entry, step.batch
+    )
     return capture_step(replace(step, batch=batch), model), weights
 
 

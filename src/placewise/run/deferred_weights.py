@@ -119,9 +119,7 @@ class DeferredWeights(TorchDispatchMode):
         return results
 
     def _with_values(self, leaves: list[Any]) -> list[Any]:
-        return [
-            self.make([leaf])[0] if isinstance(leaf, Tensor) and self.has(leaf) else leaf for leaf in leaves
-        ]
+        return [self.make([leaf])[0] if isinstance(leaf, Tensor) and self.has(leaf) else leaf for leaf in leaves]
 
     def _defer_new(self, results: Any, given: set[int], call: tuple[Any, ...]) -> Any:
         """Returns results with those in place of which there is new large memory on the meta device."""

@@ -17,7 +17,9 @@ def fill_own(model: nn.Module, far: Far, weights: DeferredWeights | str) -> None
     The tensors stay the same objects, so the optimizer keeps them.
     """
     if isinstance(weights, str) and weights != EMPTY:
-        raise ExecutionError(f"weights must be placewise.DeferredWeights() that a model was built in, or 'empty', got {weights!r}")
+        raise ExecutionError(
+            f"weights must be placewise.DeferredWeights() that a model was built in, or 'empty', got {weights!r}"
+        )
     own = {
         name: tensor
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
