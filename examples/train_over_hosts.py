@@ -2,7 +2,7 @@
 
 Alone, `python train_over_hosts.py` runs both hosts' devices on this machine. On two machines, run on each of them
 
-    torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint FIRST:29500 \\
+    torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint FIRST:29500
         train_over_hosts.py --checkpoints /shared/folder
 
 Each machine makes only its own part of the weights. If one fails, torchrun starts all ranks again, and they go on from the

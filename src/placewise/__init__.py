@@ -56,10 +56,10 @@ _MODULES = {  # public name -> its module, imported on first use: importing plac
 }
 
 __all__ = [
-    "CaptureError", "Cluster", "ClusterError", "DeferredWeights", "ExecutionError", "Graph", "GraphError", "InputError", "ModelError",
-    "NothingFits", "OtherBranch", "PlacewiseError", "Plan", "PlanError", "Problem", "ProblemError", "ProfileError",
-    "Simulator", "StepChanged", "StepResult", "StoreError", "StrategyError", "WorkerDied", "capture", "capture_inference",
-    "place", "train_step",
+    "CaptureError", "Cluster", "ClusterError", "DeferredWeights", "ExecutionError", "Graph", "GraphError", "InputError",
+    "ModelError", "NothingFits", "OtherBranch", "PlacewiseError", "Plan", "PlanError", "Problem", "ProblemError",
+    "ProfileError", "Simulator", "StepChanged", "StepResult", "StoreError", "StrategyError", "WorkerDied", "capture",
+    "capture_inference", "place", "train_step",
 ]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def train(folder: Path, steps: int, kills: int, rng: random.Random, longest: flo
                 killed = time.monotonic()
                 _new_ranks(agent, ranks)
                 told.append(
-                    f"rank {victim} after {done} printed steps, all ended and started again in {time.monotonic() - killed:.0f} s"
+                    f"rank {victim} after {done} printed steps, all began again in {time.monotonic() - killed:.0f} s"
                 )
                 print(told[-1], flush=True)
             if agent.wait() != 0:

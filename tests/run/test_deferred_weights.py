@@ -85,7 +85,7 @@ def test_weights_from_elsewhere_are_refused() -> None:
         model = nn.Linear(3, 3)
     with pytest.raises(ExecutionError, match="weight is on the meta device and was not built in these deferred weights"):
         fill_own(model, frozenset(), DeferredWeights())
-    with pytest.raises(ExecutionError, match="weights must be .* got 'nothing'"):
+    with pytest.raises(ExecutionError, match=r"weights must be .* got 'nothing'"):
         fill_own(model, frozenset(), "nothing")
     fill_own(model, frozenset(), "empty")
     assert model.weight.isnan().all()

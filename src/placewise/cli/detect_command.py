@@ -8,7 +8,6 @@ from placewise.cli.clusters_command import cluster_fields
 from placewise.cli.outputs import check_writable, print_json
 from placewise.cli.shared_options import add_command, add_virtual_option, positive_argument
 
-
 JOIN_SECONDS = 300.0  # after which ranks that have not come, or don't answer, end the others
 
 

@@ -27,7 +27,7 @@ def describe_hosts(own: Cluster) -> Cluster:
     dist.all_gather_object(everyone, (socket.gethostname(), own))
     names = host_names([name for name, _ in everyone])
     hosts = [cluster for _, cluster in everyone]
-    figures = {(a, b): _measure_link(a, b) for a in range(ranks) for b in range(ranks) if a != b}
+    figures = {(a, b): measure_link(a, b) for a in range(ranks) for b in range(ranks) if a != b}
     known: list[dict[tuple[int, int], tuple[float, float] | None]] = [{}] * ranks
     dist.all_gather_object(known, figures)
 
@@ -47,7 +47,7 @@ def host_names(given: list[str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name}-{rank}" for rank, name in enumerate(given)]
 
 
-def _measure_link(source: int, target: int) -> tuple[float, float] | None:
+def measure_link(source: int, target: int) -> tuple[float, float] | None:
     """Returns (latency seconds, bytes per second) on the source's rank, None on others; the target answers with one byte."""
     rank, seconds = dist.get_rank(), list[float]()
     answer = torch.zeros(1, dtype=torch.uint8)

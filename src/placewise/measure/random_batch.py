@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from placewise.graph_capture.call_slots import slots_of
 from placewise import zoo
+from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.measure.ops import NUM_INDEXED, op_calls

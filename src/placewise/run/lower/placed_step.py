@@ -12,7 +12,6 @@ from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.lower.waits import Waits, plan_waits
 
-
 Far = frozenset[tuple[str, str | int]]  # (name, "") of a parameter or buffer, (name, key) of a state
 
 

@@ -31,7 +31,7 @@ def fill_own(model: nn.Module, far: Far, weights: DeferredWeights | str) -> None
         for name, tensor in own.items():
             if not weights.has(tensor):
                 raise ExecutionError(
-                    f"{name} is on the meta device and was not built in these deferred weights: build the whole model in them"
+                    f"{name} is on the meta device and was not built in these deferred weights: build the whole model there"
                 )
         made = weights.make(list(own.values()))
     for tensor, value in zip(own.values(), made, strict=True):

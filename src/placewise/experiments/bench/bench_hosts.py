@@ -1,0 +1,158 @@
+"""Steps over two hosts, which are network namespaces of this machine: `placewise bench hosts`."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from placewise.core.errors import InputError, PlacewiseError
+from placewise.experiments.bench import Benchmark, Findings, Rows, option, table_of
+
+SUBNET = "10.213.0"  # of the hosts' network, which nothing outside can see
+
+PORT = "29517"
+
+MODELS = (
+    "gpt:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4",
+    "bert:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4",
+    "nmt:layers=2,hidden=128,length=8,batch=16,vocab=500",
+    "resnet:depth=50,image=64,batch=8,classes=10",
+)
+
+LARGE = "gpt:layers=8,hidden=768,heads=12,length=64,batch=2,vocab=8000"  # for memory
+
+PLACEMENTS = ("cpu-only", "pipeline", "m-etf", "random")
+
+
+@dataclass(frozen=True)
+class Hosts(Benchmark):
+    """Steps over two hosts: predicted and measured over slow networks, plans for other networks, and each rank's memory.
+
+    The hosts are network namespaces, which need root, `ip` and `tc`; without --rates the network is this machine's own.
+    """
+
+    parts: tuple[str, ...] = option(
+        "list", "of predictions, plans and memory (default: all)", default=("predictions", "plans", "memory")
+    )
+    rates: tuple[str, ...] = option("list", "of the network, in Mbit/s, for example 100,1000", default=())
+    models: tuple[str, ...] = option("repeated", "a model of predictions and plans, instead of the usual four", default=())
+    steps: int = option("positive", "that are measured of each placement", default=10)
+    seconds: float = option("seconds", "of a search by auto", default=20.0)
+    delay: float = option("seconds", "that a packet takes, where tc has netem", default=0.0)
+
+    def run(self) -> Findings:
+        """Returns the rows of each part."""
+        data: dict[str, Any] = {}
+        for part in self.parts:
+            if part not in ("predictions", "plans", "memory"):
+                raise InputError(f"--parts: must be of predictions, plans and memory, one is {part!r}")
+        for rate in self.rates:
+            if not rate.isdecimal() or not 0 < int(rate) <= 100_000:
+                raise InputError(f"--rates: must be whole numbers of Mbit/s up to 100000, one is {rate!r}")
+        settings = {"steps": self.steps, "seconds": self.seconds, "models": self.models or MODELS, "placements": PLACEMENTS}
+        for part in self.parts:
+            if part == "memory":
+                rows: Rows = []
+                for own in (True, False):
+                    found = _run_ranks({"part": part, "models": self.models or (LARGE,), "own": own}, None, 0.0)
+                    rows += [{"holds": "its own part" if own else "the whole model", **row} for row in found]
+                data[part] = rows
+                continue
+            for rate in self.rates or ("",):
+                found = _run_ranks({**settings, "part": part}, int(rate) if rate else None, self.delay)
+                data.setdefault(part, [])
+                data[part] += [{"Mbit/s": rate or "-", **row} for row in found]
+        lines = [f"{part}\n{table_of(rows)}" for part, rows in data.items()]
+        if data.get("predictions"):
+            lines.append(_errors(data["predictions"]))
+        return Findings({self.name(): data}, "\n\n".join(lines))
+
+
+def _errors(rows: Rows) -> str:
+    """Returns the median error of the predictions, and how often two placements of a model are in the right order."""
+    import numpy as np
+
+    errors = [abs(row["predicted ms"] / row["measured ms"] - 1) for row in rows]
+    right = total = 0
+    for i, a in enumerate(rows):
+        for b in rows[:i]:
+            if (a["model"], a["Mbit/s"]) == (b["model"], b["Mbit/s"]):
+                total += 1
+                right += (a["predicted ms"] < b["predicted ms"]) == (a["measured ms"] < b["measured ms"])
+    return f"median error {np.median(errors):.0%}, at most {max(errors):.0%}; {right} of {total} pairs in the right order"
+
+
+def _run_ranks(settings: dict[str, Any], rate: int | None, delay: float) -> Rows:
+    """Runs the two ranks, each in its host, and returns what they have found."""
+    with tempfile.TemporaryDirectory(prefix="placewise-") as folder, _hosts(rate, delay) as hosts:
+        output = Path(folder, "rows.json")
+        text = json.dumps({**settings, "output": str(output)})
+        ranks = []
+        for rank, (prefix, _, interface) in enumerate(hosts):
+            environment = {
+                **os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": hosts[0][1], "MASTER_PORT": PORT,
+                "OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+            }  # fmt: skip
+            command = [*prefix, sys.executable, "-m", "placewise.experiments.bench.hosts_rank", text]
+            ranks.append(subprocess.Popen(command, env=environment))
+        try:
+            while not any(codes := [rank.poll() for rank in ranks]) and None in codes:
+                time.sleep(0.1)
+        finally:
+            for process in ranks:
+                process.kill()
+        if any(codes):
+            raise PlacewiseError(f"a rank ended with {next(filter(None, codes))}: see its own message")
+        found: Rows = json.loads(output.read_text())
+        return found
+
+
+@contextmanager
+def _hosts(rate: int | None, delay: float) -> Iterator[list[tuple[list[str], str, str]]]:
+    """Gives for each host what its commands begin with, its address and its network interface.
+
+    With a rate in Mbit/s, hosts are network namespaces, whose cards send at this rate.
+    """
+    if rate is None:
+        yield [([], "127.0.0.1", ""), ([], "127.0.0.1", "")]
+        return
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        raise InputError("--rates needs ip and tc: install iproute2")
+    names = [f"placewise-{os.getpid()}-{host}" for host in "ab"]
+    cards = [f"pw{os.getpid() % 10**8}{host}" for host in "ab"]
+    try:
+        for name in names:
+            _command("ip", "netns", "add", name)
+        _command(
+            "ip", "link", "add", cards[0], "netns", names[0], "type", "veth", "peer", "name", cards[1], "netns", names[1]
+        )
+        for number, (name, card) in enumerate(zip(names, cards, strict=True), 1):
+            _command("ip", "-n", name, "address", "add", f"{SUBNET}.{number}/24", "dev", card)
+            for link in (card, "lo"):
+                _command("ip", "-n", name, "link", "set", link, "up")
+            # A card sends at its rate; its queue holds 100 ms.
+            limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{max(rate * 125, 65536)}", "latency", "100ms"]
+            if delay:
+                limit = ["netem", "delay", f"{delay * 1e6:.0f}us", "rate", f"{rate}mbit"]
+            _command("tc", "-n", name, "qdisc", "add", "dev", card, "root", *limit)
+        yield [
+            (["ip", "netns", "exec", name], f"{SUBNET}.{number}", card)
+            for number, (name, card) in enumerate(zip(names, cards, strict=True), 1)
+        ]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def _command(*words: str) -> None:
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise PlacewiseError(f"{' '.join(words)}: {result.stderr.strip()}")
