@@ -43,6 +43,7 @@ from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.measure.hosts import describe_hosts
 from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep
@@ -149,6 +150,15 @@ def expect_refusals(rank: int, ranks: int) -> None:
     other = capture_step(random_network(1 if is_last else 0))
     problem, placement, order = random_plan(other, 0, ranks)
     expect_refusal(f"rank {ranks - 1} .* has another graph", problem, placement, order, other)
+
+
+def expect_description(ranks: int) -> None:
+    """Asserts that the hosts of all ranks become one cluster with links between all of them."""
+    own = Cluster("detected", (Device("cpu:0", "cpu", 2**30, 1e9, 1e9),), (), description="detected: a CPU")
+    found = describe_hosts(own)
+    assert len({*found.host_names}) == len(found.devices) == ranks
+    assert len(found.links) == ranks * (ranks - 1)
+    assert all(link.bytes_per_second > 0 and link.latency_seconds >= 0 for link in found.links)
 
 
 def expect_refusal(words: str, problem: Problem, placement: Ints, order: Ints, step: CapturedStep) -> None:
@@ -284,6 +294,7 @@ def main() -> None:
     if options.steps:
         soak(options.steps, ranks)
     expect_refusals(rank, ranks)
+    expect_description(ranks)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank}: {options.networks} networks like eager")
