@@ -18,6 +18,8 @@ from placewise.experiments.bench import Benchmark, Findings, Rows, option, table
 
 SUBNET = "10.213.0"  # of the hosts' network, which nothing outside can see
 
+PERIOD_MICROSECONDS = 100_000  # of the kernel's CPU quotas
+
 PORT = "29517"
 
 MODELS = (
@@ -32,6 +34,11 @@ LARGE = "gpt:layers=8,hidden=768,heads=12,length=64,batch=2,vocab=8000"  # for m
 PLACEMENTS = ("cpu-only", "pipeline", "m-etf", "random")
 
 
+PARTS = ("predictions", "plans", "pipelining", "memory")
+
+WORDS = "predictions, plans, pipelining and memory"
+
+
 @dataclass(frozen=True)
 class Hosts(Benchmark):
     """Steps over two hosts: predicted and measured over slow networks, plans for other networks, and each rank's memory.
@@ -39,21 +46,20 @@ class Hosts(Benchmark):
     The hosts are network namespaces, which need root, `ip` and `tc`; without --rates the network is this machine's own.
     """
 
-    parts: tuple[str, ...] = option(
-        "list", "of predictions, plans and memory (default: all)", default=("predictions", "plans", "memory")
-    )
+    parts: tuple[str, ...] = option("list", f"of {WORDS} (default: all)", default=PARTS)
     rates: tuple[str, ...] = option("list", "of the network, in Mbit/s, for example 100,1000", default=())
     models: tuple[str, ...] = option("repeated", "a model of predictions and plans, instead of the usual four", default=())
     steps: int = option("positive", "that are measured of each placement", default=10)
     seconds: float = option("seconds", "of a search by auto", default=20.0)
+    share: float = option("percent", "of a core that the second host gets (needs cgroups), in pipelining", default=1.0)
     delay: float = option("seconds", "that a packet takes, where tc has netem", default=0.0)
 
     def run(self) -> Findings:
         """Returns the rows of each part."""
         data: dict[str, Any] = {}
         for part in self.parts:
-            if part not in ("predictions", "plans", "memory"):
-                raise InputError(f"--parts: must be of predictions, plans and memory, one is {part!r}")
+            if part not in PARTS:
+                raise InputError(f"--parts: must be of {WORDS}, one is {part!r}")
         for rate in self.rates:
             if not rate.isdecimal() or not 0 < int(rate) <= 100_000:
                 raise InputError(f"--rates: must be whole numbers of Mbit/s up to 100000, one is {rate!r}")
@@ -66,6 +72,10 @@ class Hosts(Benchmark):
                     rows += [{"holds": "its own part" if own else "the whole model", **row} for row in found]
                 data[part] = rows
                 continue
+            if part == "pipelining":
+                with _group(self.share) as group:
+                    data[part] = _run_ranks({**settings, "part": part, "group": group}, None, 0.0)
+                continue
             for rate in self.rates or ("",):
                 found = _run_ranks({**settings, "part": part}, int(rate) if rate else None, self.delay)
                 data.setdefault(part, [])
@@ -74,6 +84,28 @@ class Hosts(Benchmark):
         if data.get("predictions"):
             lines.append(_errors(data["predictions"]))
         return Findings({self.name(): data}, "\n\n".join(lines))
+
+
+@contextmanager
+def _group(share: float) -> Iterator[str]:
+    """Gives the folder of a control group whose processes get a share of a core together; "" for a whole one."""
+    if share == 1:
+        yield ""
+        return
+    first = Path("/sys/fs/cgroup/cpu")
+    folder = (first if first.is_dir() else first.parent) / f"placewise-{os.getpid()}"
+    try:
+        folder.mkdir()
+        if first.is_dir():
+            Path(folder, "cpu.cfs_quota_us").write_text(str(int(share * PERIOD_MICROSECONDS)))
+        else:
+            Path(folder, "cpu.max").write_text(f"{int(share * PERIOD_MICROSECONDS)} {PERIOD_MICROSECONDS}")
+    except OSError as problem:
+        raise InputError(f"--share needs control groups of the CPU, and the right to make one: {problem}") from problem
+    try:
+        yield str(folder)
+    finally:
+        folder.rmdir()
 
 
 def _errors(rows: Rows) -> str:

@@ -8,18 +8,22 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
-from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.capture import CapturedStep, capture
 from placewise.machines.composed import join_hosts
 from placewise.measure.hosts import measure_link
 from placewise.measure.ops_in_steps import op_timings_in_steps
@@ -30,6 +34,8 @@ from placewise.search.planner import place
 from placewise.simulate.simulator import Simulator
 
 GIB = 2**30
+
+VOCABULARY, WIDTH, HEADS, BLOCKS, LENGTH, ROWS, MICRO_BATCHES = 1000, 128, 4, 6, 64, 32, 8  # of the GPT that is pipelined
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -51,17 +57,18 @@ def two_hosts(network: tuple[tuple[float, float], ...]) -> Cluster:
 
 
 def with_measured_ops(step: CapturedStep, cluster: Cluster) -> CapturedStep:
-    """Returns the step with the times of its ops in whole steps on the first rank's device; both devices are alike."""
-    times: list[Any] = [None]
-    if dist.get_rank() == 0:
-        device, real = cluster.devices[0], RealDevice("cpu", "cpu", "cpu", threads=1)
-        ops = len(step.graph.ops)
-        found = op_timings_in_steps(step, replace(device, name="cpu"), real, list(map(str, range(ops))))
-        times = [[found[str(op)].seconds for op in range(ops)]]
-    dist.broadcast_object_list(times)
-    return replace(
-        step, graph=replace(step.graph, ops=replace(step.graph.ops, seconds={"cpu": np.array(times[0], np.float64)}))
-    )
+    """Returns the step with the times of its ops in whole steps, which each rank measures on its own device in its turn."""
+    ops, times = len(step.graph.ops), list[Any]([None] * 2)
+    for rank, device in enumerate(cluster.devices):
+        if dist.get_rank() == rank:
+            real = RealDevice("cpu", "cpu", "cpu", threads=1)
+            found = op_timings_in_steps(step, replace(device, name="cpu"), real, list(map(str, range(ops))))
+            times[rank] = [found[str(op)].seconds for op in range(ops)]
+        given = [times[rank]]
+        dist.broadcast_object_list(given, rank)
+        times[rank] = given[0]
+    seconds = {name: np.array(found, np.float64) for name, found in zip(cluster.device_names, times, strict=True)}
+    return replace(step, graph=replace(step.graph, ops=replace(step.graph.ops, seconds=seconds)))
 
 
 def plan_of(step: CapturedStep, cluster: Cluster, strategy: str, seconds: float) -> Ints:
@@ -165,6 +172,86 @@ def memory(settings: dict[str, Any]) -> list[dict[str, Any]]:
     return everyone
 
 
+def pipelining(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns a row for PyTorch's own pipeline in two stages (1F1B), for each cut of the blocks, and one for placewise."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rows, generator = [], torch.Generator().manual_seed(0)
+    words = torch.randint(VOCABULARY, (ROWS, LENGTH), generator=generator)
+    for blocks in range(BLOCKS // 2, BLOCKS):
+        layers = gpt_layers()
+        own = layers[: 1 + blocks] if dist.get_rank() == 0 else layers[1 + blocks :]
+        optimizer = torch.optim.AdamW(own.parameters())
+        stage = PipelineStage(own, dist.get_rank(), 2, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, MICRO_BATCHES, next_words)
+
+        def run(schedule: Any = schedule, optimizer: Any = optimizer) -> None:
+            schedule.step(words) if dist.get_rank() == 0 else schedule.step(target=words)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        rows.append({"by": f"1F1B, {blocks} of {BLOCKS} blocks on a", **_timed(run, settings["steps"]), "predicted ms": "-"})
+        _tell(rows[-1])
+    model, cluster = gpt_layers(), two_hosts(measured_network())
+    step = capture(model, next_words, torch.optim.AdamW(model.parameters()), (words, words), micro_batches=MICRO_BATCHES)
+    step = with_measured_ops(step, cluster)
+    for strategy in ("auto", "pipeline"):
+        placement = plan_of(step, cluster, strategy, settings["seconds"])
+        problem = Problem.of(step.graph, cluster)
+        train_step = compile_part(problem, placement, None, step)
+        predicted = 1e3 * Simulator(problem, "program").schedule(placement, None).step_seconds
+        run = partial(train_step, (words, words))
+        rows.append({"by": f"placewise, {strategy}", **_timed(run, settings["steps"]), "predicted ms": predicted})
+        _tell(rows[-1])
+        train_step.close()
+    return rows
+
+
+def gpt_layers() -> nn.Sequential:
+    """Returns a GPT whose layers can be cut into stages: the embedding, blocks, and the head."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[Block() for _ in range(BLOCKS)], nn.Linear(WIDTH, VOCABULARY))
+
+
+def next_words(scores: Tensor, words: Tensor) -> Tensor:
+    """Returns the loss of predicting each next word."""
+    return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+class Block(nn.Module):
+    """A block of a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.heads, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the next hidden states: [rows, length, width]."""
+        parts = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.heads(self.before(x)).chunk(3, -1)]
+        query, key, value = parts
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        made: Tensor = x + self.narrow(nn.functional.gelu(self.wide(self.between(x))))
+        return made
+
+
+def _timed(run: Callable[[], Any], steps: int) -> dict[str, Any]:
+    times = []
+    for _ in range(2 + steps):
+        dist.barrier()
+        began = time.perf_counter()
+        run()
+        dist.barrier()
+        times.append(time.perf_counter() - began)
+    return {
+        "measured ms": 1e3 * float(np.median(times[2:])),
+        "from ms": 1e3 * float(np.percentile(times[2:], 25)),
+        "to ms": 1e3 * float(np.percentile(times[2:], 75)),
+    }
+
+
 def _whole(model: str) -> CapturedStep:
     from placewise.measure.random_batch import load_with_weights
 
@@ -181,15 +268,15 @@ def _tell(row: dict[str, Any]) -> None:
         print(json.dumps(row), file=sys.stderr, flush=True)
 
 
-PARTS = {"predictions": predictions, "plans": plans, "memory": memory}
+PARTS = {"predictions": predictions, "plans": plans, "memory": memory, "pipelining": pipelining}
 
 
 def main() -> None:
     """Measures what the settings name; the first rank writes the rows to a file."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
-    if "CORE" in os.environ and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(os.environ["CORE"])})
+    if settings.get("group") and os.environ["RANK"] == "1":
+        Path(settings["group"], "cgroup.procs").write_text(str(os.getpid()))
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rows = PARTS[settings["part"]](settings)
     if dist.get_rank() == 0:
