@@ -22,11 +22,11 @@ RANKS = 2
 def train(folder: Path, steps: int, kills: int, rng: random.Random, longest: float) -> tuple[dict[int, set[str]], list[str]]:
     """Returns the losses that were printed for each step, and how each kill went; one kill follows each restart.
 
-    A rank is killed at a random moment of the `longest` seconds after all of them have started.
+    A rank is killed at a random moment of the `longest` seconds after all have started, or have made a step.
     """
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS),
-        "--max-restarts", str(kills), str(EXAMPLE), "--steps", str(steps), "--every", "5",
+        "--max-restarts", str(3 * kills), str(EXAMPLE), "--steps", str(steps), "--every", "5",
         "--checkpoints", str(folder / "checkpoints"),
     ]  # fmt: skip
     printed = folder / "printed.txt"
@@ -34,20 +34,26 @@ def train(folder: Path, steps: int, kills: int, rng: random.Random, longest: flo
     with printed.open("w") as output:
         agent = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            for _ in range(kills):
-                ranks = _new_ranks(agent, [])
+            ranks = list[int]()
+            while len(told) < kills and agent.poll() is None:
+                ranks = _new_ranks(agent, ranks)
+                if rng.random() < 0.7:  # otherwise it is killed while it starts
+                    _wait_for_step(agent, printed)
                 time.sleep(rng.uniform(0, longest))
-                if agent.poll() is not None:
-                    break
                 victim = rng.randrange(RANKS)
                 done = printed.read_text().count(": loss ")
-                os.kill(ranks[victim], signal.SIGKILL)
+                try:
+                    os.kill(ranks[victim], signal.SIGKILL)
+                except ProcessLookupError:  # torchrun has started others, because the ranks did not find each other
+                    print("not killed: the ranks have ended, torchrun starts them again", flush=True)
+                    continue
                 killed = time.monotonic()
                 _new_ranks(agent, ranks)
                 told.append(
                     f"rank {victim} after {done} printed steps, all began again in {time.monotonic() - killed:.0f} s"
                 )
                 print(told[-1], flush=True)
+                ranks = []
             if agent.wait() != 0:
                 raise SystemExit(f"torchrun failed:\n{printed.read_text()[-4000:]}")
         finally:
@@ -69,6 +75,13 @@ def _new_ranks(agent: "subprocess.Popen[bytes]", known: list[int]) -> list[int]:
     return known
 
 
+def _wait_for_step(agent: "subprocess.Popen[bytes]", printed: Path) -> None:
+    """Returns when one more step has ended than now."""
+    before = printed.read_text().count(": loss ")
+    while agent.poll() is None and printed.read_text().count(": loss ") == before:
+        time.sleep(0.05)
+
+
 def _is_rank(pid: int) -> bool:
     try:
         return EXAMPLE.name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -81,7 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--longest", type=float, default=40, help="seconds after a start in which a rank is killed")
+    parser.add_argument(
+        "--longest", type=float, default=10, help="seconds after a start or a step in which a rank is killed"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng = random.Random(options.seed)

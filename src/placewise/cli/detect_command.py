@@ -40,7 +40,7 @@ def _detect(options: argparse.Namespace) -> None:
 
         cluster = measure_machine(cluster, virtual)
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        from placewise.measure.hosts import describe_hosts
+        from placewise.measure.all_hosts import describe_hosts
         from placewise.run.backends.hosts import joined_ranks
 
         with joined_ranks(JOIN_SECONDS) as rank:

@@ -43,7 +43,7 @@ from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.measure.hosts import describe_hosts
+from placewise.measure.all_hosts import describe_hosts
 from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep

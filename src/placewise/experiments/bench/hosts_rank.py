@@ -25,7 +25,7 @@ from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture
 from placewise.machines.composed import join_hosts
-from placewise.measure.hosts import measure_link
+from placewise.measure.all_hosts import measure_link
 from placewise.measure.ops_in_steps import op_timings_in_steps
 from placewise.measure.random_batch import load_with_deferred_weights, random_batch
 from placewise.run.devices import RealDevice

@@ -1,6 +1,6 @@
 """Names of hosts; tests/run/backends/hosts_worker.py describes those of several ranks."""
 
-from placewise.measure.hosts import host_names
+from placewise.measure.all_hosts import host_names
 
 
 def test_hosts_of_the_same_name_get_their_rank() -> None:
