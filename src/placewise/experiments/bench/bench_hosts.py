@@ -40,7 +40,7 @@ WORDS = "predictions, plans, pipelining and memory"
 
 
 @dataclass(frozen=True)
-class Hosts(Benchmark):
+class OverHosts(Benchmark):
     """Steps over two hosts: predicted and measured over slow networks, plans for other networks, and each rank's memory.
 
     The hosts are network namespaces, which need root, `ip` and `tc`; without --rates the network is this machine's own.

@@ -210,7 +210,7 @@ def pipelining(settings: dict[str, Any]) -> list[dict[str, Any]]:
 def gpt_layers() -> nn.Sequential:
     """Returns a GPT whose layers can be cut into stages: the embedding, blocks, and the head."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[Block() for _ in range(BLOCKS)], nn.Linear(WIDTH, VOCABULARY))
+    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[GptBlock() for _ in range(BLOCKS)], nn.Linear(WIDTH, VOCABULARY))
 
 
 def next_words(scores: Tensor, words: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ def next_words(scores: Tensor, words: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """A block of a GPT."""
 
     def __init__(self) -> None:
@@ -271,7 +271,7 @@ def _tell(row: dict[str, Any]) -> None:
 PARTS = {"predictions": predictions, "plans": plans, "memory": memory, "pipelining": pipelining}
 
 
-def main() -> None:
+def measure_as_rank() -> None:
     """Measures what the settings name; the first rank writes the rows to a file."""
     settings = json.loads(sys.argv[1])
     torch.set_num_threads(1)
@@ -287,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure_as_rank()
