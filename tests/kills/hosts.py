@@ -30,7 +30,7 @@ def train(folder: Path, steps: int, kills: int, rng: random.Random, longest: flo
         "--checkpoints", str(folder / "checkpoints"),
     ]  # fmt: skip
     printed = folder / "printed.txt"
-    told = []
+    told: list[str] = []
     with printed.open("w") as output:
         agent = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:

@@ -35,7 +35,7 @@ class ManyInitializers(nn.Module):
             self.drawn[5:10].normal_()
             self.drawn[0, 0] = 3
             self.head.weight.mul_(1 / self.norm)
-        self.half = nn.Linear(8, 8).to(torch.bfloat16)
+        self.rounded = nn.Linear(8, 8).to(torch.bfloat16)
 
     def _initialize(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear):

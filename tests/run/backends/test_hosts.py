@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from checkpointed_network import network_with_buffers, some_batches
 from compiled_steps import cpu_cluster, one_thread_each
 from eager_steps import eager_step, snapshot
 from simulated import random_placements
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from placewise.core.errors import ExecutionError, PlanError
 from placewise.core.problem import Problem
@@ -26,10 +27,6 @@ from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
 from placewise.run.lower.rank_part import check_parts, part_of
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from hosts_worker import network_with_buffers, some_batches
 
 WORKER = Path(__file__).with_name("hosts_worker.py")
 
@@ -68,15 +65,16 @@ def test_a_checkpoint_of_ranks_goes_on_on_one_machine_and_in_plain_pytorch(tmp_p
     batches = some_batches()[3:]
 
     placed = network_with_buffers(5)
+    assert placed.optimizer is not None
     train_step = place_at_random(capture_step(placed), 0)
-    dcp.load({"training": train_step}, checkpoint_id=tmp_path / "saved")
+    load({"training": train_step}, checkpoint_id=tmp_path / "saved")
     assert [float(train_step(batch)) for batch in batches] == losses
 
     eager = network_with_buffers(6)
     assert eager.optimizer is not None
     model_state, optimizer_state = get_state_dict(eager.model, eager.optimizer)
     state = {"training": {"model": model_state, "optimizer": optimizer_state}}
-    dcp.load(state, checkpoint_id=tmp_path / "saved")
+    load(state, checkpoint_id=tmp_path / "saved")
     set_state_dict(eager.model, eager.optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
     assert [float(sum(eager_step(replace(eager, batch=batch)))) for batch in batches] == losses
     assert snapshot(placed.model, placed.optimizer).keys() == snapshot(eager.model, eager.optimizer).keys()
