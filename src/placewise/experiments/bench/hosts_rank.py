@@ -210,7 +210,9 @@ def pipelining(settings: dict[str, Any]) -> list[dict[str, Any]]:
 def gpt_layers() -> nn.Sequential:
     """Returns a GPT whose layers can be cut into stages: the embedding, blocks, and the head."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), *[GptBlock() for _ in range(BLOCKS)], nn.Linear(WIDTH, VOCABULARY))
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, WIDTH), *[StageBlock() for _ in range(BLOCKS)], nn.Linear(WIDTH, VOCABULARY)
+    )
 
 
 def next_words(scores: Tensor, words: Tensor) -> Tensor:
@@ -218,7 +220,7 @@ def next_words(scores: Tensor, words: Tensor) -> Tensor:
     return nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), words[:, 1:].flatten())
 
 
-class GptBlock(nn.Module):
+class StageBlock(nn.Module):
     """A block of a GPT."""
 
     def __init__(self) -> None:
