@@ -21,13 +21,15 @@ pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarning
 class Centred(nn.Module):
     """DINO's loss, whose centre follows what the model returns."""
 
+    center: Tensor
+
     def __init__(self, in_place: bool) -> None:
         super().__init__()
         self.in_place = in_place
         self.register_buffer("center", torch.zeros(1, 4))
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        loss = ((output - target - self.center) ** 2).mean()
+        loss: Tensor = ((output - target - self.center) ** 2).mean()
         mean = output.detach().mean(0, keepdim=True)
         if self.in_place:
             self.center.mul_(0.9).add_(mean, alpha=0.1)

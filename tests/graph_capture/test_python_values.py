@@ -68,7 +68,7 @@ class Reversed(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> Tensor:
         return -Reversed.weight * gradient
 
 
@@ -90,7 +90,8 @@ def by_global(output: Tensor, target: Tensor) -> Tensor:
 
 
 def by_options(output: Tensor, target: Tensor) -> Tensor:
-    return OPTIONS.weight * F.mse_loss(output, target)
+    weighted: Tensor = OPTIONS.weight * F.mse_loss(output, target)
+    return weighted
 
 
 def by_slots(output: Tensor, target: Tensor) -> Tensor:
@@ -183,7 +184,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Any, Callable[[Any, Any], Any], str]
         "tensor is another Tensor now",
     ),
     "autograd function": (
-        lambda: Layer(lambda m: Reversed.apply(m.layer.weight).sum()), F.mse_loss,
+        lambda: Layer(lambda m: Reversed.apply(m.layer.weight).sum()), F.mse_loss,  # type: ignore[no-untyped-call]
         lambda m, f: setattr(Reversed, "weight", 0.5), "Reversed.weight is 0.5 now",
     ),
 }  # fmt: skip
@@ -253,7 +254,7 @@ def test_a_frozen_teacher_of_the_loss_is_followed() -> None:
         given, target = batch()
         expected = float(loss(student(given), target).detach())
         assert float(train_step((given, target))) == pytest.approx(expected)
-        teacher[0].weight.mul_(0.5)
+        teacher[0].get_parameter("weight").mul_(0.5)
     teacher.train()
     with pytest.raises(StepChanged, match=r"^teacher is in train mode now"):
         train_step(batch())

@@ -308,6 +308,8 @@ def _annealed() -> Task:
 class Centred(nn.Module):
     """DINO's loss, with a centre that follows what the model returns (Caron et al., 2021)."""
 
+    center: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("center", torch.zeros(1, 4))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.contracts import Proposal, Search
+from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.formats.safetensors_file import read_safetensors
