@@ -48,7 +48,7 @@ class OverHosts(Benchmark):
 
     parts: tuple[str, ...] = option("list", f"of {WORDS} (default: all)", default=PARTS)
     rates: tuple[str, ...] = option("list", "of the network, in Mbit/s, for example 100,1000", default=())
-    models: tuple[str, ...] = option("repeated", "a model of predictions and plans, instead of the usual four", default=())
+    models: tuple[str, ...] = option("models", "of predictions and plans, instead of the usual four", default=())
     steps: int = option("positive", "that are measured of each placement", default=10)
     seconds: float = option("seconds", "of a search by auto", default=20.0)
     share: float = option("percent", "of a core that the second host gets (needs cgroups), in pipelining", default=1.0)

@@ -101,7 +101,7 @@ class UnseenFamilies(Benchmark):
         "flag", "compare auto with and without the policy's answer as one more start instead", default=False
     )
     seeds: int = option("positive", "searches of each, with --tuned and --starts", "K", default=5)
-    plots: str | None = option("folder", "write a picture into this folder; also with --ablate")
+    plots: str | None = option("folder", "write a picture into this folder; also with --ablate", "DIR")
     run_file: str | None = option("file", "record labels and epochs, and continue an interrupted training", "RUNS.DB")
 
     def run(self) -> Findings:
