@@ -32,9 +32,9 @@ def optimizer_of(model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
 
 
-def captured(model: Any, tokens: torch.Tensor, kind: str = "cuda") -> Any:
-    """Returns the training step, with autocast in bfloat16."""
-    batch, autocast = {"input_ids": tokens, "labels": tokens}, torch.autocast(kind, torch.bfloat16)
+def captured(model: Any, tokens: torch.Tensor, autocast: torch.dtype | torch.autocast = torch.bfloat16) -> Any:
+    """Returns the training step, with autocast in bfloat16: a GPU's, if only the type is named."""
+    batch = {"input_ids": tokens, "labels": tokens}
     return pw.capture(model.train(), None, optimizer_of(model), batch, autocast=autocast)
 
 
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     eager_model = copy.deepcopy(model)
     batches = list(torch.randint(SMALL["vocab_size"], (5, 2, 64)))
 
-    step = captured(model, batches[0], "cpu")
+    step = captured(model, batches[0], torch.autocast("cpu", torch.bfloat16))
     machine = pw.Cluster.load(str(Path(__file__).with_name("small_and_large_cpu.toml")))
     whole = pw.place(step, machine, strategy="cpu-only")  # all on one device
     room = int(0.7 * max(whole.peak_bytes.values()))

@@ -171,6 +171,17 @@ def test_contexts_can_be_nested_and_switched_off() -> None:
     assert not torch._C._is_any_autocast_enabled()
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available|User provided device_type of 'cuda'")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+def test_an_autocast_for_cuda_that_is_off_without_cuda_is_refused() -> None:
+    """It would be a step in float32, with PyTorch's own warning alone."""
+    model = nn.Linear(4, 2)
+    with pytest.raises(
+        CaptureError, match=r'"cuda"\) switches itself off where CUDA is missing: pass autocast=torch.bfloat16'
+    ):
+        pw.capture(model, torch.sum, None, torch.ones(3, 4), autocast=torch.autocast("cuda", torch.bfloat16))
+
+
 def test_what_cannot_be_recorded_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -238,6 +238,9 @@ def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
     if isinstance(step.autocast, torch.dtype):
         return torch.autocast("cuda", step.autocast)
     given: Any = step.autocast
+    if given.device == "cuda" and not given._enabled and not torch.cuda.is_available():
+        name = str(given.fast_dtype).removeprefix("torch.")
+        raise CaptureError(f'torch.autocast("cuda") switches itself off where CUDA is missing: pass autocast=torch.{name}')
     return torch.autocast(given.device, given.fast_dtype, given._enabled, given._cache_enabled)
 
 
