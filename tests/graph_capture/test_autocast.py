@@ -176,10 +176,11 @@ def test_contexts_can_be_nested_and_switched_off() -> None:
 def test_an_autocast_for_cuda_that_is_off_without_cuda_is_refused() -> None:
     """It would be a step in float32, with PyTorch's own warning alone."""
     model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(
         CaptureError, match=r'"cuda"\) switches itself off where CUDA is missing: pass autocast=torch.bfloat16'
     ):
-        pw.capture(model, torch.sum, None, torch.ones(3, 4), autocast=torch.autocast("cuda", torch.bfloat16))
+        pw.capture(model, squared, optimizer, torch.ones(3, 4), autocast=torch.autocast("cuda", torch.bfloat16))
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
