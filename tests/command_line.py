@@ -62,7 +62,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def script_command(script: Path, *options: str) -> list[str]:
     """Returns the command for a Python script, also for one that imports a torchvision without its compiled ops."""
     first = "from placewise.experiments.training_setups.torchvision_ops import declare_missing_ops; declare_missing_ops()"
-    run = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='__main__')"
+    run = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
     return [sys.executable, *options, "-c", f"{first}; {run}", str(script)]
 
 
