@@ -16,6 +16,7 @@ from placewise.core.arrays import Ints, Ragged
 from placewise.core.graph import PHASES, TENSOR_KINDS, Graph, Tensors
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
+from placewise.report.chosen_options import options_in_words
 from placewise.report.chrome_trace import MeasuredTrace
 from placewise.report.comparisons import Comparisons
 from placewise.report.explanation import explain
@@ -161,7 +162,7 @@ def _plan_data(plan: ShownPlan, problem_index: int) -> dict[str, Any]:
         "step_seconds": schedule.step_seconds,
         "fits": schedule.fits,
         "where": where,
-        "words": [*plan.trust, *words, *plan.advice],
+        "words": [*plan.trust, *options_in_words(schedule), *words, *(line.replace("`", "") for line in plan.advice)],
         "interval_seconds": plan.interval_seconds,
         "is_other": plan.is_other,
         "device": pack(schedule.devices, "u2"),
