@@ -23,13 +23,13 @@ PERIOD_MICROSECONDS = 100_000  # of the kernel's CPU quotas
 PORT = "29517"
 
 MODELS = (
-    "gpt:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4",
-    "bert:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4",
+    "gpt:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4,dropout=0",
+    "bert:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4,dropout=0",
     "nmt:layers=2,hidden=128,length=8,batch=16,vocab=500",
     "resnet:depth=50,image=64,batch=8,classes=10",
 )
 
-LARGE = "gpt:layers=8,hidden=768,heads=12,length=64,batch=2,vocab=8000"  # for memory
+LARGE = "gpt:layers=8,hidden=768,heads=12,length=64,batch=2,vocab=8000,dropout=0"  # for memory
 
 PLACEMENTS = ("cpu-only", "pipeline", "m-etf", "random")
 
