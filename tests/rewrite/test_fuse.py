@@ -134,9 +134,12 @@ def assert_fused_like_eager(
 
 
 @pytest.mark.usefixtures("call_after_call")
-@pytest.mark.parametrize("seed", range(8))
-def test_random_networks_have_eagers_bits(seed: int) -> None:
-    """Writes in place, views, buffers, shared weights; with and without micro-batches, placed and ordered at random."""
+@pytest.mark.parametrize(("seed", "options"), [*((seed, False) for seed in range(8)), *((seed, True) for seed in range(4))])
+def test_random_networks_have_eagers_bits(seed: int, options: bool) -> None:
+    """Writes in place, views, buffers, shared weights; with and without micro-batches, placed and ordered at random.
+
+    With options, fused ops are repeated and wait like others: half of all options.
+    """
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(seed)
@@ -145,42 +148,18 @@ def test_random_networks_have_eagers_bits(seed: int) -> None:
 
     rows = 6 * (1 + seed % 2)
     batches = [(torch.randn(rows, 4), torch.randn(rows, 4)) for _ in range(2)]
-    assert_fused_like_eager(build, nn.MSELoss(), batches, 1 + seed % 2, seed)
+    assert_fused_like_eager(build, nn.MSELoss(), batches, 1 + seed % 2, seed, options=options)
 
 
 @pytest.mark.usefixtures("call_after_call")
-def test_a_model_of_everything_has_eagers_bits() -> None:
+@pytest.mark.parametrize("options", [False, True])
+def test_a_model_of_everything_has_eagers_bits(options: bool) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(1)
         model = Mixture()
         return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
 
-    assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3)
-
-
-@pytest.mark.usefixtures("call_after_call")
-@pytest.mark.parametrize("seed", range(4))
-def test_random_networks_with_options_have_eagers_bits(seed: int) -> None:
-    """Fused ops are repeated and wait like others: half of all options, placed and ordered at random."""
-
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(seed)
-        model = RandomNet(seed, 14)
-        return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-    rows = 6 * (1 + seed % 2)
-    batches = [(torch.randn(rows, 4), torch.randn(rows, 4)) for _ in range(2)]
-    assert_fused_like_eager(build, nn.MSELoss(), batches, 1 + seed % 2, seed, options=True)
-
-
-@pytest.mark.usefixtures("call_after_call")
-def test_a_model_of_everything_with_options_has_eagers_bits() -> None:
-    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(1)
-        model = Mixture()
-        return model, torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.01)
-
-    assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3, options=True)
+    assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3, options=options)
 
 
 # --- compiled ---
