@@ -3,6 +3,8 @@
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +13,15 @@ import torch.distributed as dist
 from placewise.core.cluster import Cluster
 from placewise.machines.composed import join_hosts
 from placewise.measure.links import fit_line
+from placewise.run.backends.rank_messages import Incoming, Outgoing, let_senders_run_first
 
 SIZES = (2**10, 2**16, 2**20, 2**22)  # bytes of the copies that a link is measured by
 
-REPEATS = 5  # of which the median counts
+WARM_UP, REPEATS, LARGE_REPEATS, SMALL = 2, 20, 5, 2**16  # the median of the repeats counts; fewer above so many bytes
+
+WORK_SECONDS = 5e-4  # between a receive and the next send
+
+TAG = 0  # of the messages
 
 
 def describe_hosts(own: Cluster) -> Cluster:
@@ -48,23 +55,53 @@ def host_names(given: list[str]) -> list[str]:
 
 
 def measure_link(source: int, target: int) -> tuple[float, float] | None:
-    """Returns (latency seconds, bytes per second) on the source's rank, None on others; the target answers with one byte."""
-    rank, seconds = dist.get_rank(), list[float]()
-    answer = torch.zeros(1, dtype=torch.uint8)
+    """Returns (latency seconds, bytes per second) on the source's rank, None on others.
+
+    Tensors go as in a step (`run/backends/rank_messages.py`), and a small one comes back for each. Between them each side
+    works for a while, as it does in a step: a core that waits for long takes longer to wake up.
+    """
+    let_senders_run_first()
     dist.barrier()
-    for size in (1, *SIZES):
-        content, times = torch.zeros(size, dtype=torch.uint8), []
-        for _ in range(1 + REPEATS):
-            began = time.perf_counter()
-            if rank == source:
-                dist.send(content, target)
-                dist.recv(answer, target)
-            elif rank == target:
-                dist.recv(content, source)
-                dist.send(answer, source)
-            times.append(time.perf_counter() - began)
-        seconds.append(float(np.median(times[1:])))
-    if rank != source:
+    rank = dist.get_rank()
+    if rank not in (source, target):
+        return None
+    seconds = [_round_trip(size, rank == source, target if rank == source else source) for size in (1, *SIZES)]
+    if rank == target:
         return None
     back = seconds[0] / 2  # of the answer
     return fit_line(SIZES, [max(found - back, found / 2) for found in seconds[1:]])
+
+
+def _round_trip(size: int, is_source: bool, peer: int) -> float:
+    """Returns the seconds until a tensor of some bytes is at the peer, and the answer is here; 0 on the peer."""
+    group, times, repeats = dist.group.WORLD, list[float](), REPEATS if size <= SMALL else LARGE_REPEATS
+    assert group is not None
+    there, back = Outgoing(peer, TAG, group, _plainly, "a test"), Incoming(peer, TAG, group, _plainly, torch.empty_strided)
+    tensor = torch.zeros(size if is_source else 1, dtype=torch.uint8)
+    for number in range(WARM_UP + repeats):
+        began = time.perf_counter()
+        if is_source:
+            if number:
+                back.announce()
+            _work()
+            there.send(tensor)
+            back.receive()
+        else:
+            back.receive()
+            if number + 1 < WARM_UP + repeats:
+                back.announce()
+            _work()
+            there.send(tensor)
+        there.finish()
+        times.append(time.perf_counter() - began - 2 * WORK_SECONDS)
+    return float(np.median(times[WARM_UP:])) if is_source else 0.0
+
+
+def _work() -> None:
+    until = time.perf_counter() + WORK_SECONDS
+    while time.perf_counter() < until:
+        pass
+
+
+def _plainly(_: int | None, communicate: Callable[[], Any]) -> Any:
+    return communicate()

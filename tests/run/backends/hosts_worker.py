@@ -46,6 +46,7 @@ from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.all_hosts import describe_hosts
+from placewise.run import backends
 from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.lower.lowering import lower
 from placewise.run.lower.placed_step import PlacedStep
@@ -57,9 +58,12 @@ from placewise.run.step.train_step import TrainStep
 STEPS = 5
 
 
-def hosts_cluster(hosts: int, devices: int = 2) -> Cluster:
-    """Returns hosts with some CPU devices each."""
-    found = [Device(f"{h}/cpu:{d}", "cpu", 2**40, 1e9, 1e9, host=str(h)) for h in range(hosts) for d in range(devices)]
+kinds = ["cpu", "cpu"]  # of each host's devices
+
+
+def hosts_cluster(hosts: int) -> Cluster:
+    """Returns hosts with some devices each."""
+    found = [Device(f"{h}/{d}", kind, 2**40, 1e9, 1e9, host=str(h)) for h in range(hosts) for d, kind in enumerate(kinds)]
     names = [device.name for device in found]
     return Cluster("hosts", tuple(found), tuple(Link(a, b, 1e9, 1e-5) for a in names for b in names if a != b))
 
@@ -264,6 +268,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=0)
     parser.add_argument("--zoo", action="store_true")
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--stand-in", action="store_true", help="each host's first device launches from the host")
     parser.add_argument("--fault", choices=["end", "stop", "wait", "fail"])
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--timeout", type=float, default=60)
@@ -271,6 +276,9 @@ def main() -> None:
     options = parser.parse_args()
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
+    if options.stand_in:
+        backends.BACKENDS["stand-in"] = "stand_in_accelerator:StandInAccelerator"
+        kinds[0] = "stand-in"
     dist.init_process_group("gloo", options.init, timedelta(seconds=options.timeout), ranks, rank)
     if options.fault:
         fail(options.fault, rank, ranks)

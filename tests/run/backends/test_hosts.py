@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,31 +33,41 @@ from placewise.run.step.train_step import TrainStep
 WORKER = Path(__file__).with_name("hosts_worker.py")
 
 
-@pytest.mark.parametrize(("ranks", "networks"), [(2, 4), (4, 1)])
-def test_random_networks_over_hosts_are_like_eager(ranks: int, networks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ranks", "networks", "options"), [(2, 10, ()), (4, 3, ()), (2, 4, ("--stand-in",))])
+def test_random_networks_over_hosts_are_like_eager(
+    ranks: int, networks: int, options: tuple[str, ...], tmp_path: Path
+) -> None:
     """Five steps of random networks with random placements and orders; other plans are refused on every rank."""
-    outputs = run_ranks(ranks, ranks, tmp_path, "--networks", str(networks))
+    outputs = run_ranks(ranks, ranks, tmp_path, "--networks", str(networks), *options)
     for rank, output in enumerate(outputs):
         assert f"rank {rank}: {networks} networks like eager" in output, output
 
 
-@pytest.mark.parametrize(
-    ("fault", "line"),
-    [
-        ("end", r"rank {} \(host '{}'\) ended or hangs, so the step can't go on"),
-        ("stop", r"rank {} \(host '{}'\) ended or hangs, so the step can't go on"),
-        ("wait", r"rank {} \(host '{}'\) did not come to the step in time"),
-        ("fail", r"rank {} \(host '{}'\) failed: .*"),
-    ],
-)
-def test_a_rank_with_a_fault_ends_the_others_with_its_name(fault: str, line: str, tmp_path: Path) -> None:
-    """The last rank ends, is stopped, waits for its batch or fails; the first ones say so and end."""
-    ranks = 3 if fault == "stop" else 2
-    for rank, output in enumerate(run_ranks(ranks, ranks - 1, tmp_path, "--fault", fault, "--timeout", "10")):
-        found = re.fullmatch(rf"rank {rank} ends after [0-9.]+ s: " + line.format(ranks - 1, ranks - 1), output.strip())
-        assert found, output
+FAULTS = {
+    "end": r"rank {} \(host '{}'\) ended or hangs, so the step can't go on",
+    "stop": r"rank {} \(host '{}'\) ended or hangs, so the step can't go on",
+    "wait": r"rank {} \(host '{}'\) did not come to the step in time",
+    "fail": r"rank {} \(host '{}'\) failed: .*",
+}
 
 
+def test_a_rank_with_a_fault_ends_the_others_with_its_name(tmp_path: Path) -> None:
+    """The last rank ends, is stopped, waits for its batch or fails; the first ones say so and end. All at the same time:
+    they mostly wait."""
+    with ExitStack() as stack:
+        started = []
+        for fault in FAULTS:
+            (tmp_path / fault).mkdir()
+            ranks = 3 if fault == "stop" else 2
+            options = ("--fault", fault, "--timeout", "15")
+            started.append(stack.enter_context(start_ranks(ranks, ranks - 1, tmp_path / fault, *options)))
+        for (fault, line), outputs in zip(FAULTS.items(), started, strict=True):
+            for rank, output in enumerate(found := outputs()):
+                named = line.format(len(found), len(found))
+                assert re.fullmatch(rf"rank {rank} ends after [0-9.]+ s: {named}", output.strip()), (fault, output)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*single process")
 def test_a_checkpoint_of_ranks_goes_on_on_one_machine_and_in_plain_pytorch(tmp_path: Path) -> None:
     """Two ranks with two plans go on with the same losses; so do a plan for one machine, and eager PyTorch."""
@@ -106,6 +118,13 @@ def place_at_random(step: CapturedStep, seed: int) -> TrainStep:
 
 def run_ranks(ranks: int, count: int, folder: Path, *options: str) -> list[str]:
     """Starts the ranks of the worker, and returns what the first of them have printed when they have ended."""
+    with start_ranks(ranks, count, folder, *options) as outputs:
+        return outputs()
+
+
+@contextmanager
+def start_ranks(ranks: int, count: int, folder: Path, *options: str) -> Iterator[Callable[[], list[str]]]:
+    """Starts the ranks of the worker, and gives what waits for the end of the first of them; all are killed then."""
     command = [sys.executable, str(WORKER), *options, "--init", f"file://{folder / 'store'}"]
     environments = [{**os.environ, "RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks)]
     workers = [
@@ -113,7 +132,7 @@ def run_ranks(ranks: int, count: int, folder: Path, *options: str) -> list[str]:
         for environment in environments
     ]
     try:
-        return [worker.communicate(timeout=120)[0] for worker in workers[:count]]
+        yield lambda: [worker.communicate(timeout=120)[0] for worker in workers[:count]]
     finally:
         for worker in workers:
             worker.kill()

@@ -170,8 +170,8 @@ def _hosts(rate: int | None, delay: float) -> Iterator[list[tuple[list[str], str
             _command("ip", "-n", name, "address", "add", f"{SUBNET}.{number}/24", "dev", card)
             for link in (card, "lo"):
                 _command("ip", "-n", name, "link", "set", link, "up")
-            # A card sends at its rate; its queue holds 100 ms.
-            limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{max(rate * 125, 65536)}", "latency", "100ms"]
+            # A card sends at its rate: what it may send at once is a packet or two, and 100 us of a fast one.
+            limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{max(rate * 125 // 10, 3028)}", "latency", "100ms"]
             if delay:
                 limit = ["netem", "delay", f"{delay * 1e6:.0f}us", "rate", f"{rate}mbit"]
             _command("tc", "-n", name, "qdisc", "add", "dev", card, "root", *limit)

@@ -57,38 +57,41 @@ def two_hosts(network: tuple[tuple[float, float], ...]) -> Cluster:
 
 
 def with_measured_ops(step: CapturedStep, cluster: Cluster) -> CapturedStep:
-    """Returns the step with the times of its ops in whole steps, which each rank measures on its own device in its turn."""
-    ops, times = len(step.graph.ops), list[Any]([None] * 2)
-    for rank, device in enumerate(cluster.devices):
-        if dist.get_rank() == rank:
-            real = RealDevice("cpu", "cpu", "cpu", threads=1)
-            found = op_timings_in_steps(step, replace(device, name="cpu"), real, list(map(str, range(ops))))
-            times[rank] = [found[str(op)].seconds for op in range(ops)]
-        given = [times[rank]]
-        dist.broadcast_object_list(given, rank)
-        times[rank] = given[0]
-    seconds = {name: np.array(found, np.float64) for name, found in zip(cluster.device_names, times, strict=True)}
+    """Returns the step with the times of its ops in whole steps, which all ranks measure at once.
+
+    In a good plan all of them work at once, too, and hosts on one machine share its memory.
+    """
+    names, device = list(map(str, range(len(step.graph.ops)))), cluster.devices[dist.get_rank()]
+    dist.barrier()
+    found = op_timings_in_steps(step, replace(device, name="cpu"), RealDevice("cpu", "cpu", "cpu", threads=1), names)
+    times = list[Any]([None] * len(cluster.devices))
+    dist.all_gather_object(times, [found[name].seconds for name in names])
+    seconds = {name: np.array(own, np.float64) for name, own in zip(cluster.device_names, times, strict=True)}
     return replace(step, graph=replace(step.graph, ops=replace(step.graph.ops, seconds=seconds)))
 
 
-def plan_of(step: CapturedStep, cluster: Cluster, strategy: str, seconds: float) -> Ints:
-    """Returns the placement [groups] that a strategy of the first rank finds on this cluster; all ranks have the same."""
+def plan_of(step: CapturedStep, cluster: Cluster, strategy: str, seconds: float) -> tuple[Ints, Ints | None]:
+    """Returns the placement [groups] and launch order [ops] that a strategy of the first rank finds on this cluster.
+
+    All ranks have the same.
+    """
     placed: list[Any] = [None]
     problem = Problem.of(step.graph, cluster)
     if dist.get_rank() == 0:
-        plan = place(
-            step, cluster, strategy=strategy, seconds=seconds, order="program", simple=0.0 if strategy == "auto" else None
-        )
-        placed = [plan.resolve(problem)[0]]
+        plan = place(step, cluster, strategy=strategy, seconds=seconds)
+        placed = [plan.resolve(problem)]
     dist.broadcast_object_list(placed)
-    return np.asarray(placed[0])
+    placement, order = placed[0]
+    return np.asarray(placement), None if order is None else np.asarray(order)
 
 
-def measure(step: CapturedStep, cluster: Cluster, placement: Ints, steps: int, weights: Any) -> dict[str, Any]:
-    """Returns the predicted seconds of a step in program order, and the measured ones: the median over some steps."""
+def measure(
+    step: CapturedStep, cluster: Cluster, plan: tuple[Ints, Ints | None], steps: int, weights: Any
+) -> dict[str, Any]:
+    """Returns the predicted seconds of a step, and the measured ones: the median over some steps."""
     problem = Problem.of(step.graph, cluster)
-    schedule = Simulator(problem, "program").schedule(placement, None)
-    train_step = compile_part(problem, placement, None, step, weights)
+    schedule = Simulator(problem, "program").schedule(*plan)
+    train_step = compile_part(problem, *plan, step, weights)
     batch, times = random_batch(step), []
     for _ in range(2 + steps):
         dist.barrier()
@@ -111,16 +114,17 @@ def predictions(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns a row for each model and placement."""
     network, rows = measured_network(), []
     cluster = two_hosts(network)
+    _tell({"network": network})
     for model in settings["models"]:
         for strategy in settings["placements"]:
             step, weights = load_with_deferred_weights(model)  # a step is compiled once: its weights then live somewhere
             if strategy == settings["placements"][0]:
                 timed = with_measured_ops(_whole(model), cluster)
             step = replace(step, graph=timed.graph)
-            placement = plan_of(step, cluster, strategy, settings["seconds"])
+            plan = plan_of(step, cluster, strategy, settings["seconds"])
             rows.append({
                 "model": model.partition(":")[0], "placement": strategy,
-                **measure(step, cluster, placement, settings["steps"], weights),
+                **measure(step, cluster, plan, settings["steps"], weights),
             })  # fmt: skip
             _tell(rows[-1])
     return rows
@@ -129,14 +133,15 @@ def predictions(settings: dict[str, Any]) -> list[dict[str, Any]]:
 def plans(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns a row for each model and each network that `auto` has planned for; all are measured on this network."""
     here, rows = measured_network(), []
+    _tell({"network": here})
     for model in settings["models"]:
         timed = with_measured_ops(_whole(model), two_hosts(here))
         for name, gigabits in (("this network", None), ("10 Gbit/s", 10.0)):
             there = here if gigabits is None else ((gigabits * 1e9 / 8, LATENCY_SECONDS),) * 2
             step, weights = load_with_deferred_weights(model)
             step = replace(step, graph=timed.graph)
-            placement = plan_of(step, two_hosts(there), "auto", settings["seconds"])
-            found = measure(step, two_hosts(here), placement, settings["steps"], weights)
+            plan = plan_of(step, two_hosts(there), "auto", settings["seconds"])
+            found = measure(step, two_hosts(here), plan, settings["steps"], weights)
             rows.append({"model": model.partition(":")[0], "planned for": name, **found})
             _tell(rows[-1])
     return rows
@@ -149,8 +154,7 @@ def memory(settings: dict[str, Any]) -> list[dict[str, Any]]:
     )
     before = _resident_bytes()
     cluster = two_hosts(((1e9, 1e-4),) * 2)
-    placement = plan_of(step, cluster, "pipeline", 1.0)
-    train_step = compile_part(Problem.of(step.graph, cluster), placement, None, step, weights)
+    train_step = compile_part(Problem.of(step.graph, cluster), *plan_of(step, cluster, "pipeline", 1.0), step, weights)
     batch = random_batch(step)
     for _ in range(3):
         train_step(batch)
@@ -190,18 +194,33 @@ def pipelining(settings: dict[str, Any]) -> list[dict[str, Any]]:
             optimizer.step()
             optimizer.zero_grad()
 
-        rows.append({"by": f"1F1B, {blocks} of {BLOCKS} blocks on a", **_timed(run, settings["steps"]), "predicted ms": "-"})
+        rows.append(
+            {
+                "by": f"1F1B, {blocks} of {BLOCKS} blocks on a",
+                **_timed(run, settings["steps"]),
+                "predicted ms": "-",
+                "copies": "-",
+            }
+        )
         _tell(rows[-1])
     model, cluster = gpt_layers(), two_hosts(measured_network())
     step = capture(model, next_words, torch.optim.AdamW(model.parameters()), (words, words), micro_batches=MICRO_BATCHES)
     step = with_measured_ops(step, cluster)
-    for strategy in ("auto", "pipeline"):
-        placement = plan_of(step, cluster, strategy, settings["seconds"])
+    for strategy in ("auto", "pipeline", "cpu-only"):
+        plan = plan_of(step, cluster, strategy, settings["seconds"])
         problem = Problem.of(step.graph, cluster)
-        train_step = compile_part(problem, placement, None, step)
-        predicted = 1e3 * Simulator(problem, "program").schedule(placement, None).step_seconds
+        train_step = compile_part(problem, *plan, step)
+        found = Simulator(problem, "program").schedule(*plan)
+        predicted = 1e3 * found.step_seconds
         run = partial(train_step, (words, words))
-        rows.append({"by": f"placewise, {strategy}", **_timed(run, settings["steps"]), "predicted ms": predicted})
+        rows.append(
+            {
+                "by": f"placewise, {strategy}",
+                **_timed(run, settings["steps"]),
+                "predicted ms": predicted,
+                "copies": len(found.copy_tensors),
+            }
+        )
         _tell(rows[-1])
         train_step.close()
     return rows

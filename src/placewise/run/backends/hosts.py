@@ -1,22 +1,20 @@
 """Several hosts: each is a rank of torch.distributed, runs its own devices, and exchanges tensors with the others.
 
-Every ordered pair of devices on two hosts has a thread on either side, which sends or receives in launch order. A send
-waits for the op that makes its tensor, a receive for the send: only for what is earlier in the launch order, which all ranks
-share. So the earliest copy that is not done can always go on, and no ranks wait for each other forever.
+rank_messages.py sends and receives the tensors; here is what belongs to a rank: its devices, its failures and its presence.
 """
 
 import itertools
-import json
 import os
 import re
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,9 +22,14 @@ from torch import Tensor
 
 from placewise.core.cluster import Cluster
 from placewise.core.errors import ExecutionError
+from placewise.machines.detect import processors
+from placewise.machines.slices import Cut
+from placewise.run.backends import VISIBLE
+from placewise.run.backends.rank_messages import EXCHANGE_TAG, Exchange, Inbox, Incoming, Outgoing, let_senders_run_first
 from placewise.run.devices import RealDevice, real_devices
-from placewise.run.lower.instructions import CopyTensor
-from placewise.run.storage_copies import storage_bytes
+from placewise.run.lower.instructions import CopyTensor, Instructions
+from placewise.run.lower.rank_part import part_of
+from placewise.run.storage_copies import Empty
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -39,6 +42,8 @@ MAX_PORT = 2**16 - 1
 REASON = "reason"  # of the first failure, in the store
 
 _numbers = itertools.count()  # of the compiled steps, which all ranks make in the same order
+
+_tags = itertools.count(EXCHANGE_TAG + 1)  # of the copies of all compiled steps
 
 
 class Hosts:
@@ -53,12 +58,19 @@ class Hosts:
                 f"{dist.get_world_size()} ranks: start one rank for each host"
             )
         self._presence, self._failure = Presence(self.rank, len(self.names)), ""
+        self._failures = RankFailures(self.names, self._presence)
+        self._group = _gloo_group(dist.group.WORLD)
+        let_senders_run_first()
+        self._tags: dict[CopyTensor, int] = {}
+        self._outgoing: dict[CopyTensor, Outgoing] = {}
+        self._inboxes: dict[int, Inbox] = {}  # by device
+        self._exchange = Exchange(self.rank, len(self.names), self._group, self._failures.guarded)
         weakref.finalize(self, self._presence.stop.set)
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raises an ExecutionError on all ranks if they differ in a fact, such as the graph's digest."""
         everyone: list[dict[str, str]] = [{}] * len(self.names)
-        self._guarded(None, lambda: dist.all_gather_object(everyone, facts))
+        self._failures.guarded(None, lambda: dist.all_gather_object(everyone, facts, self._group))
         for rank, theirs in enumerate(everyone):
             for name, value in everyone[0].items():
                 if theirs.get(name) != value:
@@ -67,84 +79,82 @@ class Hosts:
                         f"not {value[:20]}; all ranks must run the same code with the same plan"
                     )
 
-    def real_devices(self, cluster: Cluster) -> tuple[RealDevice, ...]:
-        """Returns the real devices of this rank, and stand-ins for those of other ranks, in the cluster's order."""
-        own = tuple(device for device, rank in zip(cluster.devices, self.ranks, strict=True) if rank == self.rank)
-        names = [device.name for device in own]
+    def real_devices(self, cluster: Cluster, virtual: Mapping[str, Cut] | None = None) -> tuple[RealDevice, ...]:
+        """Returns the real devices of this rank, and stand-ins for those of other ranks, in the cluster's order.
+
+        Ranks that see the same cores, or the same GPUs, share them as the devices of one process would.
+        """
+        facts: list[dict[str, Any]] = [{}] * len(self.names)
+        self._failures.guarded(None, lambda: dist.all_gather_object(facts, _hardware(), self._group))
+        mine = facts[self.rank]
+        beside = tuple(
+            device
+            for device, rank in zip(cluster.devices, self.ranks, strict=True)
+            if facts[rank].get(device.kind, facts[rank]["machine"]) == mine.get(device.kind, mine["machine"])
+        )
+        names = [device.name for device in beside]
         links = tuple(link for link in cluster.links if link.source in names and link.target in names)
-        mine = {device.name: device for device in real_devices(Cluster(cluster.name, own, links))}
+        found = dict(zip(names, real_devices(Cluster(cluster.name, beside, links), virtual), strict=True))
         return tuple(
-            mine.get(device.name) or RealDevice(device.name, "cpu", "cpu", rank=rank)
+            found[device.name] if rank == self.rank else RealDevice(device.name, "cpu", "cpu", rank=rank)
             for device, rank in zip(cluster.devices, self.ranks, strict=True)
         )
 
+    def part_of(self, whole: Instructions) -> Instructions:
+        """Returns this rank's part of the instructions; copies between ranks get numbers that all ranks agree on."""
+        crossing = [copy for copy in whole.sequence if isinstance(copy, CopyTensor) and self._crosses(copy)]
+        self._tags = {copy: next(_tags) for copy in crossing}
+        return part_of(whole, self.ranks, self.rank)
+
+    def _crosses(self, copy: CopyTensor) -> bool:
+        return self.ranks[copy.source] != self.ranks[copy.target]
+
     def sender(self, copy: CopyTensor) -> Callable[..., None]:
-        """Returns the function that sends a tensor's storage, given the views of it that readers start from.
+        """Returns what begins to send a tensor's storage, given the views of it that readers start from."""
+        return self._outgoing_of(copy).send
 
-        The first time it also sends what the views look like; they must look the same every time.
-        """
-        peer, tag = self.ranks[copy.target], self._tag(copy)
-        known = ""
+    def finisher(self, copy: CopyTensor) -> Callable[[], None]:
+        """Returns what waits until the tensor has been sent."""
+        return self._outgoing_of(copy).finish
 
-        def send(*views: Tensor) -> None:
-            nonlocal known
-            content = storage_bytes(views[0])
-            described = json.dumps([content.numel(), *map(_describe, views)])
-            if described != known:
-                if known:
-                    raise ExecutionError(f"tensor {copy.tensor} has another size or layout than in the first step")
-                text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
-                self._guarded(peer, lambda: dist.send(torch.tensor([len(text)]), peer, tag=tag))
-                self._guarded(peer, lambda: dist.send(text, peer, tag=tag))
-                known = described
-            if content.numel():
-                self._guarded(peer, lambda: dist.send(content, peer, tag=tag))
+    def receiver(self, copy: CopyTensor, empty: Empty) -> Callable[[], tuple[Tensor, ...]]:
+        """Returns what waits for a tensor's storage, and returns the views that readers start from, in such memory."""
+        peer = self.ranks[copy.source]
+        make = partial(Incoming, peer, self._tags[copy], self._group, self._failures.guarded, empty)
+        return self._inboxes.setdefault(copy.target, Inbox()).add(copy, make)
 
-        return send
-
-    def receiver(self, copy: CopyTensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Returns the function that receives a tensor's storage, and returns the views that readers start from."""
-        peer, tag = self.ranks[copy.source], self._tag(copy)
-        known: list[Any] = []
-
-        def receive() -> tuple[Tensor, ...]:
-            nonlocal known
-            if not known:
-                length = torch.zeros(1, dtype=torch.int64)
-                self._guarded(peer, lambda: dist.recv(length, peer, tag=tag))
-                text = torch.zeros(int(length), dtype=torch.uint8)
-                self._guarded(peer, lambda: dist.recv(text, peer, tag=tag))
-                known = json.loads(bytes(text.tolist()))
-            content = torch.empty(known[0], dtype=torch.uint8)
-            if known[0]:
-                self._guarded(peer, lambda: dist.recv(content, peer, tag=tag))
-            return tuple(_view(content, *entry) for entry in known[1:])
-
-        return receive
+    def _outgoing_of(self, copy: CopyTensor) -> Outgoing:
+        if copy not in self._outgoing:
+            peer, name = self.ranks[copy.target], f"tensor {copy.tensor}"
+            self._outgoing[copy] = Outgoing(peer, self._tags[copy], self._group, self._failures.guarded, name)
+        return self._outgoing[copy]
 
     def share(self, values: list[Any], devices: Sequence[int], drawing: int | None) -> list[Any]:
         """Returns values [n] with each taken from the rank of its device [n]; ends when all ranks are here.
 
-        The random generator becomes that of the rank of the device `drawing`, if the step draws numbers.
+        The random generator becomes that of the rank of the device `drawing`, if the step draws numbers. The receives of the
+        next step are announced now: while ranks wait for each other, Gloo's threads have time for that.
         """
-        mine = {i: value for i, value in enumerate(values) if self.ranks[devices[i]] == self.rank}
-        rank = None if drawing is None else self.ranks[drawing]
-        generator = torch.get_rng_state() if rank == self.rank else None
-        everyone: list[Any] = [None] * len(self.names)
-        self._guarded(None, lambda: dist.all_gather_object(everyone, (mine, generator)))
-        if rank is not None:
-            torch.set_rng_state(everyone[rank][1])
-        return [everyone[self.ranks[device]][0][i] for i, device in enumerate(devices)]
+        for inbox in self._inboxes.values():
+            inbox.open()
+        mine = [value.cpu() for value, device in zip(values, devices, strict=True) if self.ranks[device] == self.rank]
+        drawn = None if drawing is None else self.ranks[drawing]
+        everyone = self._exchange(mine + ([torch.get_rng_state()] if drawn == self.rank else []))
+        if drawn is not None and drawn != self.rank:
+            torch.set_rng_state(everyone[drawn][-1].clone())
+        given = list(map(iter, everyone))
+        found = [next(given[self.ranks[device]]) for device in devices]
+        return [
+            value if self.ranks[device] == self.rank else other
+            for value, other, device in zip(values, found, devices, strict=True)
+        ]
 
     def collect(self, tensor: Tensor, device: int) -> None:
         """Writes the value that a device's rank has over this rank's tensor."""
-        content = tensor.detach().contiguous()
-        self._guarded(self.ranks[device], lambda: dist.broadcast(content, self.ranks[device]))
+        content = tensor.detach().cpu().contiguous()
+        self._failures.guarded(self.ranks[device], lambda: dist.broadcast(content, self.ranks[device], self._group))
         if self.ranks[device] != self.rank:
             tensor.detach().copy_(content)
-
-    def _tag(self, copy: CopyTensor) -> int:
-        return 1 + copy.source * len(self.ranks) + copy.target
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -154,36 +164,46 @@ class Hosts:
         self._presence.steps_begun += 1
         try:
             yield
+            for outgoing in self._outgoing.values():
+                outgoing.finish()
         except BaseException as problem:
             what = str(problem).partition("\n")[0] or type(problem).__name__
-            self._failure = self._presence.blame(f"{self._name(self.rank)} failed: {what}")
+            self._failure = self._presence.blame(f"{self._failures.name(self.rank)} failed: {what}")
             raise
         self._presence.steps_ended += 1
 
-    def _guarded(self, peer: int | None, communicate: Callable[[], Any]) -> None:
+
+class RankFailures:
+    """Names the rank that has failed when ranks can't communicate any more."""
+
+    def __init__(self, names: Sequence[str], presence: "Presence") -> None:
+        self._names, self._presence = names, presence
+
+    def guarded(self, peer: int | None, communicate: Callable[[], Any]) -> Any:
         """Communicates; a failure becomes an ExecutionError that names the rank that has failed, ended or hangs."""
         try:
-            communicate()
+            return communicate()
         except RuntimeError as problem:
-            raise ExecutionError(self._blame(peer)) from problem
+            raise ExecutionError(self._reason(peer)) from problem
 
-    def _blame(self, peer: int | None) -> str:
+    def _reason(self, peer: int | None) -> str:
         """Returns what all ranks give as the reason: what the first of them has found."""
         earlier = self._presence.blamed()
         if earlier:
             return earlier
         silent, late = self._presence.look()
         if silent:
-            text = f"{' and '.join(map(self._name, silent))} ended or hangs, so the step can't go on"
+            text = f"{' and '.join(map(self.name, silent))} ended or hangs, so the step can't go on"
         elif late:
-            text = f"{' and '.join(map(self._name, late))} did not come to the step in time"
+            text = f"{' and '.join(map(self.name, late))} did not come to the step in time"
         else:
-            who = "another rank" if peer is None else self._name(peer)
+            who = "another rank" if peer is None else self.name(peer)
             text = f"{who} did not answer in time, or failed: see its own message"
         return self._presence.blame(text)
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} (host {self.names[rank]!r})"
+    def name(self, rank: int) -> str:
+        """Returns a rank's name in messages."""
+        return f"rank {rank} (host {self._names[rank]!r})"
 
 
 class Presence:
@@ -273,6 +293,13 @@ def joined_ranks(timeout_seconds: float) -> Iterator[int]:
         dist.destroy_process_group()
 
 
+def _gloo_group(world: Any) -> dist.ProcessGroup:
+    """Returns a group of all ranks that moves CPU tensors: the world, or a new one if that has only NCCL."""
+    if "gloo" in dist.get_backend(world) or "cpu:gloo" in str(dist.get_backend_config(world)):
+        return cast(dist.ProcessGroup, world)
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo"))
+
+
 def _check_rendezvous(timeout_seconds: float) -> None:
     """Raises an ExecutionError unless the environment names a rank, and a store that answers.
 
@@ -305,10 +332,10 @@ def _check_rendezvous(timeout_seconds: float) -> None:
         time.sleep(RETRY_SECONDS)
 
 
-def _describe(view: Tensor) -> list[Any]:
-    return [str(view.dtype).removeprefix("torch."), list(view.size()), list(view.stride()), view.storage_offset()]
-
-
-def _view(content: Tensor, dtype: str, size: list[int], stride: list[int], offset: int) -> Tensor:
-    empty = torch.empty(0, dtype=getattr(torch, dtype))
-    return empty.set_(content.untyped_storage(), offset, size, stride)
+def _hardware() -> dict[str, Any]:
+    """Returns which hardware of each kind this process sees: equal on ranks that see the same."""
+    machine = socket.gethostname()
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:  # the same in all containers of a machine
+        machine = file.read().strip()
+    gpus = {kind: (machine, os.environ.get(name)) for kind, name in VISIBLE.items()}
+    return {"machine": machine, "cpu": (machine, processors()), **gpus}
