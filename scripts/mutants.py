@@ -38,6 +38,10 @@ PAGE, AUTO = "tests/report/page", "tests/strategies/auto/test_auto.py"
 COMPOSED, DISTURBED = "tests/machines/test_composed.py", "tests/simulate/test_disturbances.py"
 CHECKS = "tests/measure/test_prediction_checks.py"
 HOSTS, ATTENTION = "tests/run/backends/test_hosts.py", "tests/graph_capture/test_whole_passes.py"
+OPTIONS, PROGRAM = "tests/rewrite/test_augmented_graph.py", "tests/rewrite/test_augmented_program.py"
+FUSE, NEIGHBOURS = "tests/rewrite/test_fuse.py", "tests/run/lower/test_neighbours.py"
+PLANS, CHOICES = "tests/rewrite/test_options_in_plans.py", "tests/simulate/test_choices.py"
+POLICY, TEACHING = "tests/strategies/learned/test_graph_policy.py", "tests/experiments/policy/test_teaching.py"
 OPTIONAL, RAGGED = "tests/simulate/test_simulator.py tests/core/test_graph.py", "tests/training/test_planned_steps.py"
 
 MUTANTS = (
@@ -51,7 +55,7 @@ MUTANTS = (
     Mutant("simulate/kernels.py", "busy[channel] = arrival\n", "busy[channel] = begin\n", SIMULATE),
     Mutant("simulate/kernels.py", "begin = max(begin, ends[maker])", "begin = ends[maker]", SIMULATE),
     Mutant("simulate/kernels.py", "busy[second] = arrival\n", "pass\n", SIMULATE),
-    Mutant("simulate/kernels.py", "hosts[sender] += dispatch", "pass", SIMULATE),
+    Mutant("simulate/kernels.py", "hosts[sender] += copy_dispatch", "pass", SIMULATE),
     Mutant("simulate/kernels.py", "begin = max(begin, hosts[sender])", "pass", SIMULATE),
     Mutant("simulate/kernels.py", "start = max(start, ends[after_ops[after]])", "start = max(start, 0.0)", SIMULATE),
     Mutant("simulate/kernels.py", "last_use[read_storages[read]] = ~position", "pass", SIMULATE),
@@ -126,15 +130,15 @@ MUTANTS = (
     Mutant("machines/composed.py", " or not int(digits):", ":", COMPOSED),
     Mutant("run/lower/rank_part.py", "if other and other[0] == copy:", "if other:", HOSTS),
     Mutant("run/lower/rank_part.py", "for device in ends):", "for device in ends[:1]):", HOSTS),
-    Mutant("run/backends/hosts.py", "torch.set_rng_state(everyone[rank][1])", "pass", HOSTS),
+    Mutant("run/backends/hosts.py", "torch.set_rng_state(everyone[drawn][-1].clone())", "pass", HOSTS),
     Mutant(
         "run/backends/hosts.py",
         "return [rank for rank in others if before[rank] == now[rank]], late",
         "return [], late",
         HOSTS,
     ),
-    Mutant("graph_capture/whole_passes.py", "if dropout or _is_hooked()", "if _is_hooked()", ATTENTION),
-    Mutant("graph_capture/whole_passes.py", "if dropout or _is_hooked() or", "if dropout or", ATTENTION),
+    Mutant("graph_capture/whole_passes.py", "if is_hooked(bool(dropout)) or not _has", "if not _has", ATTENTION),
+    Mutant("graph_capture/whole_passes.py", "is_grad_enabled() or recorder.tape.is_back:", "is_grad_enabled():", ATTENTION),
     Mutant("graph_capture/whole_passes.py", "recorder.graph.colocated.append((maker, recorder.last_op))", "pass", ATTENTION),
     Mutant("graph_capture/whole_passes.py", "return 2 * 5 * query", "return 2 * 4 * query", ATTENTION),
     Mutant("simulate/disturbances.py", "* np.where(cpus, slowdown, 1.0)", "", DISTURBED),
@@ -157,6 +161,88 @@ MUTANTS = (
     Mutant("training/planned_steps.py", "len(self._plans) >= self.max_plans", "len(self._plans) > self.max_plans", RAGGED),
     Mutant("training/planned_steps.py", "known.remove(step)\n", "pass\n", RAGGED),
     Mutant("core/problem.py", "ops + copies + launches, max", "ops + copies, max", "tests/core/test_problem.py"),
+    Mutant("rewrite/augmented_graph.py", "after += self.readers.get(self.storage[t], ())", "pass", OPTIONS),
+    Mutant("rewrite/augmented_graph.py", "self.top |= made", "pass", OPTIONS),
+    Mutant("rewrite/augmented_graph.py", "last = max(n for n in self._users", "last = min(n for n in self._users", OPTIONS),
+    Mutant("rewrite/augmented_graph.py", "np.where(waits, 0.0, o.bytes_moved[origins])", "o.bytes_moved[origins]", OPTIONS),
+    Mutant("rewrite/augmented_graph.py", "-1, int(o.flops[n])", "-1, nbytes[kept]", f"{OPTIONS} {PROGRAM}"),
+    Mutant("rewrite/optional_tensors.py", "and self.last_early_use(storage) < late[0]", "", f"{OPTIONS} {PROGRAM}"),
+    Mutant(
+        "rewrite/optional_tensors.py",
+        "if any(facts.is_changed(t, place) for t in inputs):",
+        "if False:",
+        f"{OPTIONS} {PROGRAM}",
+    ),
+    Mutant(
+        "rewrite/optional_tensors.py",
+        "if any(units.ops[maker][-1] >= ops[-1] for maker in makers.values()):",
+        "if False:",
+        f"{OPTIONS} {PROGRAM}",
+    ),
+    Mutant(
+        "rewrite/optional_tensors.py", "n != draw and RANDOM.search(", "False and RANDOM.search(", f"{OPTIONS} {PROGRAM}"
+    ),
+    Mutant("rewrite/optional_tensors.py", " or storage in self.kept:", ":", f"{OPTIONS} {PROGRAM}"),
+    Mutant("rewrite/optional_tensors.py", "key=lambda entry: entry[1])[1:]:", "key=lambda entry: entry[1]):", OPTIONS),
+    Mutant("rewrite/optional_tensors.py", "return max((n for n in made if", "return min((n for n in made if", OPTIONS),
+    Mutant(
+        "rewrite/augmented_program.py",
+        "while (root := program.roots.get(slot))",
+        "if (root := program.roots.get(slot))",
+        PROGRAM,
+    ),
+    Mutant("rewrite/augmented_program.py", '{"dtype": torch.bool}', "{}", PROGRAM),
+    Mutant("rewrite/augmented_program.py", "lean.add(args[-1])", "pass", PROGRAM),
+    Mutant("rewrite/fuse.py", " or not self._keeps_host_values(ops, position):", ":", FUSE),
+    Mutant("rewrite/fuse.py", "self.position[first] = position", "pass", FUSE),
+    Mutant("rewrite/fuse.py", "return storage in self.kept_storages or any(", "return any(", FUSE),
+    Mutant("rewrite/fuse.py", "gate = gate._replace(first_op=len(before))", "pass", FUSE),
+    Mutant("rewrite/memory_options.py", "if len(set(names)) < len(names) or len(", "if len(", PLANS),
+    Mutant("rewrite/memory_options.py", "if name in MEMORY_OPTIONS]) > 1:", "if name in MEMORY_OPTIONS]) > 2:", PLANS),
+    Mutant("search/tight_memory.py", " or not memory_is_tight(problem):", ":", "tests/cli/test_memory_command.py"),
+    Mutant(
+        "run/lower/neighbours.py",
+        "return new if _Memory(new, resolved).is_within(before) else given",
+        "return new",
+        NEIGHBOURS,
+    ),
+    Mutant(
+        "run/lower/neighbours.py",
+        "if not self.is_update[op] or op in self.exchanging:",
+        "if not self.is_update[op]:",
+        NEIGHBOURS,
+    ),
+    Mutant("run/lower/neighbours.py", "for tensor in row[3]):", "for tensor in row[3] - row[3]):", NEIGHBOURS),
+    Mutant("run/lower/neighbours.py", "if number in waits.awaited:", "if False:", NEIGHBOURS),
+    Mutant("run/lower/neighbours.py", "== self.groups[op] for need in needs)", "!= -1 for need in needs)", NEIGHBOURS),
+    Mutant("simulate/choices.py", "start = max(start, ends[other])", "pass", CHOICES),
+    Mutant("simulate/choices.py", "if sender != host:", "if False:", CHOICES),
+    Mutant("simulate/choices.py", "last_use[storage[t]] = -1\n", "pass\n", CHOICES),
+    Mutant("simulate/choices.py", "given[position * num_devices + d] = 0", "pass", CHOICES),
+    Mutant("run/backends/hosts.py", "if theirs.get(name) != value:", "if False:", HOSTS),
+    Mutant("run/backends/rank_messages.py", "if nbytes != self._nbytes or any(", "if any(", HOSTS),
+    Mutant("run/backends/hosts.py", "if self._failure:", "if False:", HOSTS),
+    Mutant("run/backends/hosts.py", "if not rank < size:", "if False:", HOSTS),
+    Mutant("core/graph.py", "if (together := float(", "if 0 * (together := float(", "tests/core/test_graph.py"),
+    Mutant(
+        "simulate/simulator.py", "np.iinfo(np.int64).max // max(len(memory_bytes), 1)", "np.iinfo(np.int64).max", SIMULATE
+    ),
+    Mutant("search/store.py", "self._check_version()  # another", "pass  # another", STORE),
+    Mutant("search/store.py", "is_unused = is_empty", "is_unused = True", STORE),
+    Mutant(
+        "search/store.py",
+        "answer if answer.fastest is not None else answer._replace(fastest=best)",
+        "answer._replace(fastest=best)",
+        "tests/search/test_simplicity.py",
+    ),
+    Mutant(
+        "strategies/learned/graph_policy/placing.py", "if best < 0 or score > best_score:", "if score > best_score:", POLICY
+    ),
+    Mutant("experiments/policy/teaching_record.py", "elif found != TABLES:", "elif False:", TEACHING),
+    Mutant("experiments/policy/teaching.py", "one.graph.problem.check_placements(state", "print(state", TEACHING),
+    Mutant("formats/safetensors_file.py", " or offsets[1] > len(body):", ":", "tests/formats/test_safetensors_file.py"),
+    Mutant("formats/files.py", "if len(unpacked) > limit:", "if False:", "tests/formats"),
+    Mutant("formats/files.py", "        check_regular(path, os.stat(path), error)\n", "", "tests/formats tests/cli"),
 )
 
 

@@ -89,6 +89,7 @@ RULES: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]], list[int], st
     "group too high": (TWO, [op(group=3)], [], "ops[0] 'op': group must be at least 0 and below 3, got 3"),
     "home too high": ([tensor(home=2)], [op()], [], "tensors[0] 't': home must be a group, got 2"),
     "too many bytes": ([tensor(nbytes=MAX_BYTES + 1)], [], [], "tensors[0] 't': nbytes must be at least 0"),
+    "too many bytes together": ([tensor(nbytes=MAX_BYTES)] * 4, [], [], "tensors: must have at most 2**62 bytes together"),
     "alias of itself": ([tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back to itself"),
     "alias in a cycle": ([tensor(alias_of=1), tensor(alias_of=0)], [], [], "tensors[0] 't': alias_of must not lead back"),
     "alias of none": ([tensor(alias_of=1)], [], [], "tensors[0] 't': alias_of names tensor 1, there are only 1"),

@@ -297,6 +297,7 @@ SPECIAL: Broken = {
     "group a little too high": (changed("ops.0.group", 10), ("ops[0] 'relu'", "group must be at least 0 and below 10")),
     "home far too high": (changed("tensors.0.home", 10**12), ("tensors[0] 'x'", "home must be a group")),
     "too many bytes": (changed("tensors.0.nbytes", 2**63 - 1), ("tensors[0] 'x'", "at most 2**62")),
+    "too many bytes together": (changed("tensors.0.nbytes", 2**62), ("tensors", "must have at most 2**62 bytes together")),
     "too much work": (changed("ops.0.flops", 10**300), ("ops[0] 'relu'", "flops must be finite")),
     "negative time": (changed("ops.0.seconds", {"gpu": -1e-9}), ("ops[0] 'relu': seconds", "gpu must be", "-1e-09")),
     "time of a line break": (changed("ops.0.seconds", {"a\nb": -1}), ("ops[0] 'relu': seconds", "must be a finite number")),

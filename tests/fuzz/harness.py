@@ -6,12 +6,14 @@ import os
 import random
 import resource
 import signal
+import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,7 +27,7 @@ HANG_SECONDS = 60.0  # of the clock
 
 MOST_BYTES = 2**30
 
-OUTPUTS = ("out.json", "out.toml", "page.html", "new.db")
+OUTPUTS = ("out.json", "out.toml", "page.html", "new.db", "new.safetensors")
 
 
 class Finding(NamedTuple):
@@ -51,9 +53,8 @@ class Fuzzer:
 
     def __post_init__(self) -> None:
         os.chdir(self.folder)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            write_good_files(self.folder)
-        self.good = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+        self.good = _good_files()
+        self._restore()
         self.scripts: int | None = None  # on a good page
         self.codes: Counter[int] = Counter()  # exit codes
 
@@ -81,6 +82,7 @@ class Fuzzer:
         for strategy in STRATEGIES:
             self._restore()
             _run(["place", "graph.json", *TINY, "--strategy", strategy, "--budget", "1"], None)
+        _run(["place", "optional.json", "--cluster", "hosts.toml", "--budget", "3"], None)
 
     def _restore(self) -> None:
         for entry in self.folder.iterdir():
@@ -113,7 +115,9 @@ class Fuzzer:
             elif ran.code and not (name == "new.db" and ran.code == 3):  # a search in which nothing fits is recorded
                 yield f"wrote {name} with exit code {ran.code}"
         for name, data in before.items():
-            is_written = name == "runs.db" and ran.code == 0 and (callable(command) or "--run-file" in command)
+            is_written = (
+                name in ("runs.db", "record.db") and ran.code == 0 and (callable(command) or "--run-file" in command)
+            )
             if after.get(name) != data and not is_written:
                 yield f"changed {name}"
         yield from self._page(after.get("page.html"))
@@ -125,6 +129,20 @@ class Fuzzer:
             self.scripts = self.scripts or scripts
             if scripts != self.scripts or page.count(b"</script") != page.count(b"<script"):
                 yield f"page has {scripts} scripts, not {self.scripts}"
+
+
+@cache
+def _good_files() -> dict[str, bytes]:
+    """Returns a good file of each kind, by name; they are made once for a process, in a folder of their own."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix="placewise-fuzz-good-") as folder:
+        os.chdir(folder)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                write_good_files(Path(folder))
+            return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        finally:
+            os.chdir(before)
 
 
 class _Ran(NamedTuple):

@@ -189,11 +189,35 @@ def packed(data: bytes, rng: random.Random) -> bytes:
     return gzip.compress(data, 1, mtime=0)
 
 
+def mutated_safetensors(data: bytes, rng: random.Random) -> bytes:
+    """Returns a file of arrays with its header's fields changed, or the numbers, or any bytes."""
+    length = int.from_bytes(data[:8], "little")
+    header, body = data[8 : 8 + length], data[8 + length :]
+    kind = rng.randrange(4)
+    if kind == 0:
+        return mutated_bytes(data, rng)
+    if kind == 1:
+        body = mutated_bytes(body, rng)
+    else:
+        with suppress(ValueError, RecursionError):  # it was damaged before
+            header = json_text(mutated_tree(json.loads(header), rng)).encode("utf-8", "replace")
+    return len(header).to_bytes(8, "little") + header + body
+
+
 # --- run files ---
 
 
 def mutate_run_file(path: Path, rng: random.Random) -> None:
     """Changes some values of a run file, or its tables, in SQLite's own way; or its bytes."""
+    _mutate_database(path, rng, _change_row)
+
+
+def mutate_record(path: Path, rng: random.Random) -> None:
+    """Changes some values of a record of train-policy, or its tables, in SQLite's own way; or its bytes."""
+    _mutate_database(path, rng, _change_record)
+
+
+def _mutate_database(path: Path, rng: random.Random, change: Callable[[sqlite3.Connection, random.Random], None]) -> None:
     if rng.randrange(2):
         path.write_bytes(mutated_bytes(path.read_bytes(), rng))
         return
@@ -201,7 +225,7 @@ def mutate_run_file(path: Path, rng: random.Random) -> None:
     try:
         connection.execute("pragma ignore_check_constraints = on")
         for _ in range(rng.choice((1, 1, 2, 4))):
-            _change_row(connection, rng)
+            change(connection, rng)
     except sqlite3.Error:
         pass  # SQLite itself has refused it
     finally:
@@ -223,6 +247,34 @@ def _change_row(connection: sqlite3.Connection, rng: random.Random) -> None:
         return
     old = connection.execute(f"select {column} from {table} {where}", at).fetchone()
     connection.execute(f"update {table} set {column} = ? {where}", (_cell(None if old is None else old[0], rng), *at))
+
+
+def _change_record(connection: sqlite3.Connection, rng: random.Random) -> None:
+    if not rng.randrange(8):
+        connection.execute(rng.choice(RECORD_DEFINITIONS))
+        return
+    table, columns = rng.choice(
+        (("labels", ("devices",)), ("states", ("epoch", "state", "state", "state", "stage", "name")))
+    )
+    rowid, column = rng.randint(1, 3), rng.choice(columns)
+    if not rng.randrange(8):
+        connection.execute(f"delete from {table} where rowid = ?", (rowid,))
+        return
+    row = connection.execute(f"select {column} from {table} where rowid = ?", (rowid,)).fetchone()
+    old = None if row is None else row[0]
+    value: Any = mutated_bytes(old, rng) if isinstance(old, bytes) and rng.randrange(3) else _cell(old, rng)
+    if isinstance(old, bytes) and table == "states" and rng.randrange(3):
+        value = mutated_safetensors(old, rng)
+    connection.execute(f"update {table} set {column} = ? where rowid = ?", (value, rowid))
+
+
+RECORD_DEFINITIONS = (
+    "create view v as select 1", "create table t (a)", "create index i on labels (devices)", "drop table labels",
+    "create trigger t after insert on states begin delete from labels; end", "alter table states add column extra",
+    "alter table labels rename to l; create view labels as select * from l", "pragma application_id = 7", "vacuum",
+    "pragma user_version = 2", "pragma journal_mode = wal", "update labels set devices = zeroblob(8)",
+    "update states set epoch = 1000000", "update states set epoch = 2",
+)  # fmt: skip
 
 
 DEFINITIONS = (

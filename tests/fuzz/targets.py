@@ -16,8 +16,19 @@ from builders import op, profile_of_two_slices, tensor, tiny_data
 from captured import GOLDEN
 from command_line import TINY_CLUSTER_TOML, TINY_PLAN
 from formats.test_importers import SMALL_PROFILE, small_partitioning
+from small_steps import two_cpus
 
-from fuzz.mutations import json_text, mutate_run_file, mutated_bytes, mutated_lines, mutated_tree, packed, toml_text
+from fuzz.mutations import (
+    json_text,
+    mutate_record,
+    mutate_run_file,
+    mutated_bytes,
+    mutated_lines,
+    mutated_safetensors,
+    mutated_tree,
+    packed,
+    toml_text,
+)
 from placewise.cli import main
 from placewise.cli.outputs import warn
 from placewise.core.errors import PlacewiseError
@@ -25,12 +36,17 @@ from placewise.core.problem import Problem
 from placewise.core.profile import CheckedPrediction
 from placewise.evaluate.measured import Measure
 from placewise.experiments.bench import bench_rows
+from placewise.experiments.policy import policy_training, teaching
+from placewise.experiments.policy.corpus import Lesson
 from placewise.formats.cluster_file import read_cluster
 from placewise.formats.graph_file import read_graph
+from placewise.formats.plan_file import read_plan
 from placewise.formats.profile_file import format_profile, read_profile
 from placewise.measure.profiler import apply_profile
+from placewise.measure.random_batch import random_batch
 from placewise.models import load_step
 from placewise.report.terminal_text import printable
+from placewise.rewrite.memory_options import memory_rewrites, rewrite_graph
 from placewise.search import driver, planner
 from placewise.search.budget import Budget
 from placewise.search.driver import Progress
@@ -69,9 +85,12 @@ channel = ["a card", "b card"]
 """
 
 STRATEGIES = (
-    "random", "hill-climb", "annealing", "genetic", "heft", "cpop", "critical-path", "m-topo", "m-etf", "pipeline",
-    "balanced", "expert", "towers", "gpu-only", "even", "round-robin", "post", "metis", "scotch",
+    "auto", "random", "hill-climb", "annealing", "genetic", "heft", "cpop", "critical-path", "m-topo", "m-etf", "m-sct",
+    "pipeline", "balanced", "expert", "towers", "gpu-only", "even", "round-robin", "post", "cross-entropy", "metis",
+    "scotch", "mincut", "exact",
 )  # fmt: skip
+
+NETWORKS = ("colocrl", "spotlight", "hdp", "ppo", "policy-gradient", "graph-policy")  # torch is loaded for them
 
 Mutate = Callable[[Path, random.Random], None]
 
@@ -98,7 +117,7 @@ def optional_data() -> dict[str, Any]:
     again = op("relu again", 3, [0], [6], kind="aten.relu", seconds={"gpu": 0.001}, optional=True)
     data["ops"].insert(2, again | {"compute": "bfloat16"})
     data["ops"][3] |= {"reads": [3, 6]}
-    return data | {"rewrites": ["options 2"]}
+    return data | {"rewrites": ["options 3"]}
 
 
 def write_good_files(folder: Path) -> None:
@@ -110,7 +129,7 @@ def write_good_files(folder: Path) -> None:
     (folder / "optional.json").write_text(json.dumps(optional_data()))
     (folder / "hosts.toml").write_text(HOSTS_TOML)
     (folder / "nowhere.json").write_text(
-        json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None], "rewrites": ["options 2"]})
+        json.dumps({**TINY_PLAN, "placement": ["gpu:0", "gpu:1", "gpu:0", None], "rewrites": ["options 3"]})
     )
     plan = {**TINY_PLAN, "order": [0, 1, 2, 3], "strategy": "random", "seed": 0, "history": [[1, 0.5], [2, 0.25]]}
     (folder / "plan.json").write_text(json.dumps({**plan, "peak_bytes": {"gpu:0": 9}, "parameters": {"batch": 4}}))
@@ -121,6 +140,8 @@ def write_good_files(folder: Path) -> None:
     for name in ("captured.json", "pipedream.txt", "partitioning.json"):
         assert main(["place", name, "--cluster", "2xK80", "--strategy", "heft", "-o", f"{name}.plan", "--quiet"]) == 0
     _write_runs(folder / "runs.db")
+    _write_run_plan(folder / "run.plan")
+    _write_weights(folder / "weights.safetensors", folder / "record.db")
     found = {"step_seconds": 0.5, "evaluations": 8, "search_seconds": 0.1, "problem": ""}
     facts = {"ops": 4, "groups": 3, "bound": "work", "bound_seconds": 0.25, "pipelined_seconds": None}
     results = {"strategies": {"auto": found, "gpu-only": {**found, "step_seconds": None}}}
@@ -144,6 +165,34 @@ def _write_runs(path: Path) -> None:
     with RunFile(path) as file:
         request = Request("random", {}, Budget(8), model="os:abort", cluster="cluster.toml", measure=Measure())
         file.create(specify(problem, request), problem).close()
+
+
+def _write_run_plan(path: Path) -> None:
+    """Writes a plan with optional ops for the captured step."""
+    planner = Planner(
+        Problem.of(rewrite_graph(_captured().graph, memory_rewrites()), two_cpus()), Request("random", {}, Budget(2))
+    )
+    planner.plan(planner.search()).save(path)
+
+
+def _write_weights(weights: Path, record: Path) -> None:
+    """Writes weights of graph-policy, and the record of how they were made."""
+    training = _training()
+    with _few_lessons():
+        policy_training.train(replace(training, gradient_epochs=1), weights, record, lambda report: None)
+
+
+def _training() -> Any:
+    return policy_training.Training(width=3, rounds=1, imitation_epochs=1, gradient_epochs=2, samples=2, batch=2, lessons=3)
+
+
+@contextmanager
+def _few_lessons() -> Iterator[None]:
+    """Three random steps, and a quick teacher."""
+    lessons = [Lesson("random", f"random-step:{n}", "2xK80", n, 4) for n in range(3)]
+    drawn = patch.object(policy_training, "draw_lessons", lambda count, seed, hold_out: lessons)
+    with drawn, patch.object(teaching, "TEACHER_PROPOSALS", 2):
+        yield
 
 
 # --- how they are mutated ---
@@ -178,12 +227,23 @@ def _text(path: Path, rng: random.Random) -> None:
     path.write_bytes(mutated_bytes(data, rng) if rng.randrange(2) else mutated_lines(data.decode(), rng).encode())
 
 
+def _safetensors(path: Path, rng: random.Random) -> None:
+    path.write_bytes(mutated_safetensors(path.read_bytes(), rng))
+
+
 # --- the commands that read them ---
 
 
 def _on(graph: str, cluster: str, plan: str, rng: random.Random) -> Command:
     with_cluster = [graph, "--cluster", cluster]
-    search = ["--strategy", rng.choice(STRATEGIES), "--budget", str(rng.choice((1, 3, 9))), "--seed", "1"]
+    search = [
+        "--strategy",
+        rng.choice(NETWORKS if not rng.randrange(20) else STRATEGIES),
+        "--budget",
+        str(rng.choice((1, 3, 9))),
+        "--seed",
+        "1",
+    ]
     kind = rng.randrange(9)
     if kind < 2:
         return ["info", *(with_cluster if kind else [graph]), *rng.choice(([], ["--json"]))]
@@ -218,6 +278,13 @@ def _plan(rng: random.Random) -> Command:
             ["place", "graph.json", *TINY, "--budget", "3", "--strategy", "post", "--set", "start=plan.json"],
         )
     )
+
+
+def _start(rng: random.Random) -> Command:
+    """A plan as the start of a search: of the same graph, or carried over to another one by names."""
+    on = rng.choice((("graph.json", *TINY), *((name, "--cluster", "2xK80") for name in ("captured.json", "pipedream.txt"))))
+    strategy = rng.choice(("auto", "auto", "post", "graph-policy"))
+    return ["place", *on, "--strategy", strategy, "--budget", "3", "--start", "captured.json.plan"]
 
 
 def _nowhere(rng: random.Random) -> Command:
@@ -268,8 +335,41 @@ def _apply_profile() -> int:
 
 
 @cache
-def _captured() -> Any:
-    return load_step("rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5")
+def _captured(device: str = "meta") -> Any:
+    return load_step("rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5", device)
+
+
+def _run_plan(rng: random.Random) -> Command:
+    return _compile_and_run
+
+
+def _compile_and_run() -> int:
+    """Compiles a plan, as its file says that its graph was made, and runs a step of it."""
+    with _refusing() as refusal:
+        step = _captured("cpu")
+        train_step = read_plan("run.plan").compile(step, two_cpus())
+        try:
+            train_step(random_batch(step, 0))
+        finally:
+            train_step.close()
+    return refusal.code
+
+
+def _weights(rng: random.Random) -> Command:
+    on = rng.choice((["graph.json", *TINY], ["captured.json", "--cluster", "2xK80"]))
+    settings = ["--set", "weights=weights.safetensors", "--set", "candidates=4", "--set", "refinements=12"]
+    return ["place", *on, "--strategy", "graph-policy", *settings, "--budget", rng.choice("13")]
+
+
+def _record(rng: random.Random) -> Command:
+    return _go_on_training
+
+
+def _go_on_training() -> int:
+    """Continues a training of graph-policy that was stopped."""
+    with _refusing() as refusal, _few_lessons():
+        policy_training.train(_training(), "new.safetensors", "record.db", lambda report: None)
+    return refusal.code
 
 
 def _bench_rows(rng: random.Random) -> Command:
@@ -325,4 +425,8 @@ TARGETS = (
     Target("pipedream.txt", _text, partial(_import, "pipedream.txt"), 2),
     Target("partitioning.json", _json, partial(_import, "partitioning.json"), 2),
     Target("rows.json", _json, _bench_rows, 1),
+    Target("captured.json.plan", _json, _start, 2),
+    Target("run.plan", _json, _run_plan, 2),
+    Target("weights.safetensors", _safetensors, _weights, 2),
+    Target("record.db", mutate_record, _record, 2),
 )

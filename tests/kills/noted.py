@@ -8,6 +8,7 @@ python tests/kills/noted.py NOTE - place ...                     notes the phase
 import importlib.abc
 import importlib.machinery
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ class Phases(importlib.abc.MetaPathFinder):
 
 def watch(note: Note, wanted: str) -> None:
     """Counts calls and returns from here on; sends the signal when its event has come."""
-    phase, signal, event = (
+    phase, number, event = (
         ("", 0, 0) if wanted == "count" else ((parts := wanted.split(":"))[0], int(parts[1]), int(parts[2]))
     )
 
@@ -83,13 +84,14 @@ def watch(note: Note, wanted: str) -> None:
         now = note.phase
         if note.count(now) == event and now == phase:
             sys.setprofile(None)
-            os.kill(os.getpid(), signal)
+            os.kill(os.getpid(), number)
 
     sys.setprofile(on_event)
 
 
 def main() -> int:
     """Runs one command; its phases are in the note. What it loads before it runs is the phase of imports."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background ignores it
     note = Note(Path(sys.argv[1]))
     note.phase = "import"
     sys.meta_path.insert(0, Phases(note))

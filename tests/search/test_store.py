@@ -50,6 +50,39 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         assert file.find(specification(problem, seed=1)) is None
 
 
+def test_a_file_that_others_have_open_is_not_discarded(tmp_path: Path) -> None:
+    problem = chain()
+    with RunFile(tmp_path / "runs.db") as other:
+        RunFile(tmp_path / "runs.db").discard()
+        other.create(specification(problem), problem).close()
+    with RunFile(tmp_path / "runs.db", create=False) as file:
+        assert list(file.numbers()) == [1]
+        file.discard()  # it has a run
+    assert (tmp_path / "runs.db").exists()
+
+
+def test_no_run_is_created_in_a_file_that_is_being_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process opens it between the last look and the mark, or before it is gone: one line, and no lost run."""
+    problem, other = chain(), list[RunFile]()
+    execute = RunFile.execute
+
+    def open_then_execute(file: RunFile, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if statement == "begin immediate" and not other:
+            other.append(RunFile(tmp_path / "runs.db"))
+        return execute(file, statement, values)
+
+    def look_then_unlink(path: Path, missing_ok: bool) -> None:
+        with pytest.raises(StoreError, match="another process has just deleted it"):
+            RunFile(tmp_path / "runs.db")
+
+    file = RunFile(tmp_path / "runs.db")
+    monkeypatch.setattr(RunFile, "execute", open_then_execute)
+    monkeypatch.setattr(Path, "unlink", look_then_unlink)
+    file.discard()
+    with other[0], pytest.raises(StoreError, match="another process has just deleted it"):
+        other[0].create(specification(problem), problem)
+
+
 class Pausing:
     """Proposes a placement, nothing, and another one."""
 
@@ -153,7 +186,7 @@ def test_a_large_batch_is_one_row(tmp_path: Path) -> None:
 
 
 KILLED = """
-import sys
+import os, sys
 from placewise.search.planner import Planner
 from placewise.search.request import Request
 from placewise.search.budget import Budget
@@ -161,8 +194,15 @@ from placewise.simulate.simulator import Simulator
 from search.test_store import big_problem
 problem = big_problem()
 request = Request("annealing", {}, Budget(evaluations=4000), 5, "program")
-simulator = Simulator(problem, "program", 1)
-Planner(problem, request).search(lambda progress: print(flush=True), record=sys.argv[1], evaluator=simulator)
+def search(path, listen):
+    Planner(problem, request).search(listen, record=path, evaluator=Simulator(problem, "program", 1))
+search(sys.argv[1], lambda progress: None)
+for path in sys.stdin:
+    if not (child := os.fork()):
+        print(os.getpid(), flush=True)
+        search(path.strip(), lambda progress: print("batch", flush=True))
+        os._exit(0)
+    print("ended", os.waitpid(child, 0)[1], flush=True)
 """
 
 
@@ -183,16 +223,23 @@ def test_a_run_that_is_killed_twenty_times_is_the_same_as_one_that_is_not(tmp_pa
     path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     whole, killed = tmp_path / "whole.db", tmp_path / "killed.db"
-    subprocess.run([sys.executable, "-c", KILLED, str(whole)], check=True, env=environment, capture_output=True)
-    moments = random.Random(1)
-    for _ in range(20):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(killed)], env=environment, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        for _ in range(moments.randrange(4)):  # batches that it prints after they are recorded
-            process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    subprocess.run([sys.executable, "-c", KILLED, str(killed)], check=True, env=environment, capture_output=True)
+    moments, endings = random.Random(1), []
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(whole)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+    ) as parent:  # fmt: skip
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        for batches in (*(moments.randrange(4) for _ in range(20)), None):  # that it prints after they are recorded
+            print(killed, file=parent.stdin)
+            child = int(parent.stdout.readline())
+            if batches is not None:
+                lines = [parent.stdout.readline() for _ in range(batches)]
+                os.kill(child, signal.SIGKILL)
+                assert lines == ["batch\n"] * batches
+            endings.append(next(line for line in parent.stdout if line != "batch\n"))
+        parent.stdin.close()
+    assert endings == [*["ended 9\n"] * 20, "ended 0\n"]
     assert recorded(killed) == recorded(whole)
     assert len(recorded(whole)) > 20
 

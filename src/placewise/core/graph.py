@@ -22,7 +22,7 @@ COMPUTE_TYPES = ("float32", "tf32", "bfloat16", "float16", "float64", "float8", 
 
 TENSOR_ARRAYS = ("nbytes", "kinds", "home", "alias_of", "shape", "stands_for")  # the arrays of Tensors
 
-MAX_BYTES = 2**62  # sums of a few such sizes still fit in 64 bits
+MAX_BYTES = 2**62  # of all tensors together, and of a device's memory: sums of them fit in 64 bits
 
 
 class Shape(NamedTuple):
@@ -109,7 +109,7 @@ class Graph:
     tensors: Tensors
     ops: Ops
     outputs: Ints  # tensors that are kept to the end of the step
-    rewrites: tuple[str, ...] = ()  # what made it of the captured graph, with versions: "fuse 1"
+    rewrites: tuple[str, ...] = ()  # what made it of the captured graph, with versions: "fuse 2"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outputs", frozen(self.outputs, np.int64))
@@ -284,6 +284,8 @@ def _check_tensors(graph: Graph) -> None:
     t = graph.tensors
     if (i := _first((t.nbytes < 0) | (t.nbytes > MAX_BYTES))) is not None:
         _refuse(_tensor(graph, i), f"nbytes must be at least 0 and at most 2**62, got {t.nbytes[i]}")
+    if (together := float(t.nbytes.sum(dtype=np.float64))) > MAX_BYTES:
+        _refuse("tensors", f"must have at most 2**62 bytes together, they have {together:.3g}")
     if (i := _first((t.kinds < 0) | (t.kinds >= len(TENSOR_KINDS)))) is not None:
         _refuse(_tensor(graph, i), f"kind must be one of {', '.join(TENSOR_KINDS)}")
     if (i := _first((t.home < -1) | (t.home >= len(graph.ops) + len(t)))) is not None:

@@ -14,11 +14,21 @@ from placewise.formats.files import Fields, describe, parse_toml, read_bytes, wr
 
 FORMAT, VERSION = "placewise-cluster", 1
 
-CLUSTER_FIELDS = ("format", "version", "name", "description", "dispatch_seconds", "devices", "links", "default_link")
+CLUSTER_FIELDS = (
+    "format",
+    "version",
+    "name",
+    "description",
+    "dispatch_seconds",
+    "copy_dispatch_seconds",
+    "devices",
+    "links",
+    "default_link",
+)
 
 DEVICE_FIELDS = ("name", "kind", "host", "memory", "flops", "bytes_per_second", "overhead_seconds")
 
-DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel")
+DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel", "host_waits")
 
 LINK_FIELDS = ("from", "to", *DEFAULT_LINK_FIELDS, "both")
 
@@ -49,7 +59,12 @@ def parse_cluster(data: Any, source: str = "cluster") -> Cluster:
         links += _links(row, f"{source}: links[{i}]")
     try:
         return Cluster(
-            top.text("name", ""), devices, tuple(links), top.number("dispatch_seconds", 0), top.text("description", "")
+            top.text("name", ""),
+            devices,
+            tuple(links),
+            top.number("dispatch_seconds", 0),
+            top.text("description", ""),
+            top.number("copy_dispatch_seconds") if "copy_dispatch_seconds" in top.given else None,
         )
     except ClusterError as problem:
         raise ClusterError(f"{source}: {problem}") from None
@@ -108,9 +123,7 @@ def _default_links(top: Fields, devices: tuple[Device, ...], source: str) -> lis
 
 def _links(row: Any, element: str) -> list[Link]:
     link = Fields(element, row, LINK_FIELDS, ClusterError)
-    both = link.get("both", False)
-    if not isinstance(both, bool):
-        raise link.wrong(f"both must be true or false, got {describe(both)}")
+    both = _flag(link, "both")
     ends = link.text("from"), link.text("to")
     return [_link(link, *ends)] + ([_link(link, *reversed(ends))] if both else [])
 
@@ -122,7 +135,16 @@ def _link(link: Fields, source: str, target: str) -> Link:
         link.number("bytes_per_second", above_zero=True),
         link.number("latency_seconds"),
         _channel(link) if "channel" in link.given else None,
+        _flag(link, "host_waits"),
     )
+
+
+def _flag(link: Fields, name: str) -> bool:
+    """Returns whether a field is true; it is false if it is not given."""
+    given = link.get(name, False)
+    if not isinstance(given, bool):
+        raise link.wrong(f"{name} must be true or false, got {describe(given)}")
+    return given
 
 
 def _channel(link: Fields) -> str | tuple[str, ...]:
@@ -140,7 +162,10 @@ def format_cluster(cluster: Cluster) -> str:
     head: dict[str, Any] = {"format": FORMAT, "version": VERSION, "name": cluster.name}
     if cluster.description:
         head["description"] = cluster.description
-    sections = [tomli_w.dumps({**head, "dispatch_seconds": float(cluster.dispatch_seconds)})]
+    head["dispatch_seconds"] = float(cluster.dispatch_seconds)
+    if cluster.copy_dispatch_seconds is not None:
+        head["copy_dispatch_seconds"] = float(cluster.copy_dispatch_seconds)
+    sections = [tomli_w.dumps(head)]
     for device in cluster.devices:
         fields: dict[str, Any] = {
             "name": device.name,
@@ -162,6 +187,8 @@ def format_cluster(cluster: Cluster) -> str:
         }
         if link.channel is not None:
             fields["channel"] = link.channel if isinstance(link.channel, str) else list(link.channel)
+        if link.host_waits:
+            fields["host_waits"] = True
         sections.append(f"[[links]]\n{tomli_w.dumps(fields)}")
     return "\n".join(sections)
 

@@ -70,6 +70,7 @@ class SimplerPlan(NamedTuple):
     order: Ints  # [ops]
     step_seconds: float
     simplicity: Simplicity
+    fastest: tuple[Ints, Ints | None] | None = None  # the plan that is simplified; None in older files
 
 
 class RunHead(NamedTuple):
@@ -122,17 +123,19 @@ def _unpack_specification(text: Any, source: str) -> Specification:
 
 
 def _answer(outcome: Fields) -> SimplerPlan:
-    names = ("placement", "order", "step_seconds", "simplicity")
+    names = ("placement", "order", "step_seconds", "simplicity", "fastest_placement", "fastest_order")
     given = Fields(f"{outcome.element}: answer", outcome.mapping("answer"), names, StoreError)
-    columns = []
-    for name, kind in (("placement", np.int16), ("order", np.int32)):
-        try:
-            packed = base64.b64decode(given.text(name), validate=True)
-        except ValueError:
-            raise given.wrong(f"{name} must be base64") from None
-        columns.append(_unpacked(packed, kind, f"{given.element}: {name}"))
-    simplicity = read_simplicity(given.mapping("simplicity"), f"{given.element}: simplicity", StoreError)
-    return SimplerPlan(columns[0], columns[1], given.number("step_seconds"), simplicity)
+    fastest: tuple[Ints, Ints | None] | None = None
+    if given.get("fastest_placement", None) is not None:
+        order = None if given.get("fastest_order", None) is None else _from_base64(given, "fastest_order", np.int32)
+        fastest = _from_base64(given, "fastest_placement", np.int16), order
+    return SimplerPlan(
+        _from_base64(given, "placement", np.int16),
+        _from_base64(given, "order", np.int32),
+        given.number("step_seconds"),
+        read_simplicity(given.mapping("simplicity"), f"{given.element}: simplicity", StoreError),
+        fastest,
+    )
 
 
 def pack_finding(evaluations: int, seconds: float, answer: SimplerPlan | None = None) -> str:
@@ -145,11 +148,24 @@ def pack_finding(evaluations: int, seconds: float, answer: SimplerPlan | None = 
             "step_seconds": answer.step_seconds,
             "simplicity": asdict(answer.simplicity),
         }
+        if answer.fastest is not None:
+            placement, order = answer.fastest
+            finding["answer"]["fastest_placement"] = _in_base64(np.asarray(placement, np.int16))
+            if order is not None:
+                finding["answer"]["fastest_order"] = _in_base64(np.asarray(order, np.int32))
     return json.dumps(finding)
 
 
 def _in_base64(column: NDArray[Any]) -> str:
     return base64.b64encode(zlib.compress(column.tobytes(), 1)).decode()
+
+
+def _from_base64(given: Fields, name: str, kind: Any) -> Ints:
+    try:
+        packed = base64.b64decode(given.text(name), validate=True)
+    except ValueError:
+        raise given.wrong(f"{name} must be base64") from None
+    return _unpacked(packed, kind, f"{given.element}: {name}")
 
 
 def pack_batch(batch: JudgedBatch) -> Row:

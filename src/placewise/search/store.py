@@ -39,6 +39,8 @@ from placewise.search.run_rows import (
 
 APPLICATION_ID, VERSION = 0x504C5753, 1  # mark the file as ours, in SQLite's own fields
 
+DISCARDED = 2**31 - 1  # the version of a file that is about to be deleted
+
 SLOW_SECONDS = 0.05  # a batch that took longer is flushed to the disk before the next one
 
 CHECKED_BYTES = 2**26  # a file of up to this size is checked as a whole before it is written, which takes 0.2 s at most
@@ -140,14 +142,20 @@ class RunFile:
             connection.executescript(f"begin immediate; {SCHEMA} {marks} commit;")
         if connection.execute("pragma application_id").fetchone()[0] != APPLICATION_ID:
             raise StoreError(f"{self.path}: is not a run file, but a SQLite file of another program")
-        if (version := connection.execute("pragma user_version").fetchone()[0]) != VERSION:
-            raise StoreError(f"{self.path}: has version {version}, this placewise reads version {VERSION}")
+        self._check_version()
         connection.execute("pragma synchronous = normal")
         self._check_schema()
         if not is_read and self.path.stat().st_size <= CHECKED_BYTES:
             found = next(self.rows("pragma quick_check(1)"), ("nothing",))[0]
             if found != "ok":
                 raise self._explained(sqlite3.DatabaseError(str(found)))
+
+    def _check_version(self) -> None:
+        version = next(self.rows("pragma user_version"))[0]
+        if version == DISCARDED:
+            raise StoreError(f"{self.path}: another process has just deleted it, because its search was refused: try again")
+        if version != VERSION:
+            raise StoreError(f"{self.path}: has version {version}, this placewise reads version {VERSION}")
 
     def _check_schema(self) -> None:
         """Refuses a file with other tables than ours; a view or a trigger could do anything."""
@@ -159,6 +167,22 @@ class RunFile:
     def close(self) -> None:
         """Closes the file."""
         self._connection.close()
+
+    def discard(self) -> None:
+        """Closes the file, and deletes it if it has no run and no other process has it open.
+
+        A process that opens it meanwhile finds its mark before it creates a run: no run is ever in a deleted file.
+        """
+        is_unused = False
+        with suppress(StoreError):  # another process has it open
+            self.execute("pragma journal_mode = delete")
+            with self._all_or_nothing():
+                if is_empty := not list(self.rows("select 1 from runs limit 1")):
+                    self.execute(f"pragma user_version = {DISCARDED}")
+            is_unused = is_empty
+        self.close()
+        if is_unused:
+            self.path.unlink(missing_ok=True)
 
     def __enter__(self) -> "RunFile":
         return self
@@ -204,6 +228,7 @@ class RunFile:
         created, number = (time.time(), None) if saved is None else saved  # SQLite finds a number where there is none
         fields = (number, specification.key, pack_specification(specification), created, "running")
         with self._all_or_nothing():
+            self._check_version()  # another process may have discarded the file since it was opened
             self.execute("insert or ignore into problems values (?, ?, ?, ?)", values)
             cursor = self.execute(
                 "insert into runs (id, key, specification, created, status) values (?, ?, ?, ?, ?)", fields
@@ -355,14 +380,19 @@ class Run:
         if best is None:
             return None
         found = Outcome(head.status, *best, step_seconds, spent, seconds, tuple(history))
-        return found if answer is None else replace(found, **answer._asdict(), fastest=best)
+        if answer is None:
+            return found
+        known = answer if answer.fastest is not None else answer._replace(fastest=best)
+        return replace(found, **known._asdict())
 
     def finish(self, outcome: Outcome) -> None:
         """Records how the run ended; a run that was stopped stays unfinished."""
         if outcome.status != "stopped":
             answer = None
             if outcome.simplicity is not None and outcome.placement is not None and outcome.order is not None:
-                answer = SimplerPlan(outcome.placement, outcome.order, outcome.step_seconds, outcome.simplicity)
+                answer = SimplerPlan(
+                    outcome.placement, outcome.order, outcome.step_seconds, outcome.simplicity, outcome.fastest
+                )
             self.end(outcome.status, outcome.evaluations, outcome.seconds, answer)
 
     def end(self, status: str, evaluations: int, seconds: float, answer: SimplerPlan | None = None) -> None:
@@ -371,8 +401,10 @@ class Run:
         self.file.execute("update runs set status = ?, outcome = ? where id = ?", values)
 
 
-def check_recorded(problem: Problem, best: tuple[Ints, Ints | None], source: str) -> None:
+def check_recorded(problem: Problem, best: tuple[Ints, Ints | None] | None, source: str) -> None:
     """Refuses a recorded placement or order that is not one of the problem's; errors name `source`."""
+    if best is None:
+        return
     placement, order = best
     try:
         problem.check_placements(placement[None])

@@ -1,6 +1,10 @@
 """Teaching: it lowers the loss, what is recorded is not repeated, and an interrupted run ends with the same weights."""
 
 import json
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +80,59 @@ def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
         run(tmp_path, "weights.safetensors", record="runs.db")
 
 
+HOSTILE = {
+    "a view": ("ALTER TABLE labels RENAME TO l; CREATE VIEW labels AS SELECT * FROM l", "has other tables"),
+    "a trigger": ("CREATE TRIGGER t AFTER INSERT ON states BEGIN DELETE FROM labels; END", "has other tables"),
+    "a label of text": ("UPDATE labels SET devices = 'text'", "a label of it is of another type"),
+    "half a number": ("UPDATE labels SET devices = zeroblob(3)", "a label of it is of another type"),
+    "too few blocks": ("UPDATE labels SET devices = zeroblob(2)", "placements must be whole numbers of shape"),
+    "no such device": (
+        f"UPDATE labels SET devices = substr(x'{'0700' * 99}', 1, length(devices))",
+        "Expected 0 <= device < 3",
+    ),
+    "an epoch of text": ("UPDATE states SET epoch = 'x'", "a state of it is of another type"),
+    "no arrays": ("UPDATE states SET state = x''", "is not a safetensors file"),
+    "other arrays": (
+        "UPDATE states SET state = (SELECT state FROM states WHERE name = 'other')",
+        "its imitation is damaged",
+    ),
+    "a label elsewhere": (
+        "UPDATE states SET state = (SELECT state FROM states WHERE name = 'elsewhere') WHERE stage = 'gradient'",
+        "its gradient is damaged: Expected 0 <= device < 3",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def whole_record(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The record of a training that was stopped in its gradient epochs."""
+    folder = tmp_path_factory.mktemp("record")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(policy_training, "draw_lessons", lambda count, seed, hold_out: LESSONS[:count])
+        patched.setattr(teaching, "TEACHER_PROPOSALS", 2)
+        train(replace(FEW, lessons=2), folder / "weights", folder / "runs.db", lambda report: None)
+    with opened_record(folder / "runs.db") as record:
+        record.keep("other", "imitation", 1, {"known": np.zeros((1, 2))})
+        (name,) = record._execute("SELECT name FROM states WHERE stage = 'gradient'")
+        epoch, state = record.state(name, "gradient")
+        record.keep("elsewhere", "gradient", epoch, {**state, "label.0": np.full_like(state["label.0"], 7)})
+    return (folder / "runs.db").read_bytes()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_record_is_one_line_and_stays_as_it_is(case: str, tmp_path: Path, whole_record: bytes) -> None:
+    path = tmp_path / "runs.db"
+    path.write_bytes(whole_record)
+    change, rule = HOSTILE[case]
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(change)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=f"^{re.escape(str(path))}: .*{re.escape(rule)}"):
+        train(replace(FEW, lessons=2), tmp_path / "weights", path, lambda report: None)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["runs.db"]
+    assert path.read_bytes() == before
+
+
 def test_labels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lessons = [Lesson("random", "random-step:1", "2xK80", 0, 8)]
     with opened_record(tmp_path / "runs.db") as record:
@@ -104,8 +161,6 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("no database at all, but long enough to be read as one" * 30)
     with pytest.raises(StoreError, match=r"text\.db: is not a record of `placewise train-policy`"):
         TeachingRecord(tmp_path / "text.db")
-    import sqlite3
-
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE runs (a)")
     with pytest.raises(StoreError, match=r"other\.db: is not a record"):
@@ -113,8 +168,6 @@ def test_a_record_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_record_that_another_process_writes_is_one_line(tmp_path: Path) -> None:
-    import sqlite3
-
     with opened_record(tmp_path / "runs.db") as record:
         other = sqlite3.connect(tmp_path / "runs.db")
         other.execute("BEGIN EXCLUSIVE")

@@ -56,6 +56,12 @@ def test_m_topo_keeps_to_the_memory() -> None:
     assert placed("m-topo", problem_of([3, 2, 4, 4, 2], ops, num_gpus=3, memory=5)) == [0, 0, 1, 2, 1]
 
 
+def test_m_topo_places_a_step_whose_bytes_no_share_can_count() -> None:
+    """One tensor of 2**62 bytes: all of them and the largest group are together more than 2**63."""
+    ops = [takes(1, n, [n - 1] if n else [], [n]) for n in range(2)]
+    assert len(placed("m-topo", problem_of([2**62, 2], ops, num_gpus=1))) == 2
+
+
 def fork() -> Problem:
     """Returns a (2 s) -> b, c (2 s each) -> e (1 s), and d (3 s) alone; a copy takes 1 s."""
     ops = [takes(2, 0, [], [0]), takes(2, 1, [0], [1]), takes(2, 2, [0], [2]), takes(3, 3), takes(1, 4, [1, 2])]

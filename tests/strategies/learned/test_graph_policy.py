@@ -249,15 +249,27 @@ def test_other_weights(tmp_path: Path) -> None:
         (arrays, {}, "its metadata lack width and rounds"),
         (arrays, {"width": "9", "rounds": "2"}, "must have the shape"),
         (arrays, {"width": "8", "rounds": "999"}, "rounds from 0 to 16"),
-        ({**arrays, "more": np.zeros(1, np.float32)}, {"width": "8", "rounds": "2"}, "more must have the shape None"),
+        ({**arrays, "more": np.zeros(1, np.float32)}, {"width": "8", "rounds": "2"}, "'more' must have the shape None"),
         ({**arrays, "second.bias": np.full(8, np.nan, np.float32)}, {"width": "8", "rounds": "2"}, "is not finite"),
+        ({**arrays, "second.bias": np.full(8, 1e300)}, {"width": "8", "rounds": "2"}, "is not finite"),  # as a float32
     ]
     for broken, metadata, rule in wrong:
         write_safetensors(broken, path, metadata)
         with pytest.raises(StrategyError, match=rule):
             read_network(path)
+    huge = {name: np.full_like(array, 1e30) for name, array in arrays.items()}
+    write_safetensors(huge, path, {"width": "8", "rounds": "2"})
+    with pytest.raises(StrategyError, match="their scores are not finite"):
+        next(GraphPolicy(weights=path, candidates=1).search(problem, np.random.default_rng(0)))
     with pytest.raises(StrategyError, match="weights must be shipped or the path of a file"):
         make("graph-policy", {"weights": "no-such-file"})
+
+
+def test_a_score_that_is_no_number_leaves_no_block_without_a_device() -> None:
+    graph = block_graph(captured_problem())
+    scorer = NETWORK.scorer(GraphTensors.of(graph))
+    nothing = scorer._replace(direct=np.full_like(scorer.direct, np.nan))
+    assert (greedy(graph, nothing) >= 0).all()
 
 
 def test_an_old_plan_is_among_the_parents(tmp_path: Path) -> None:

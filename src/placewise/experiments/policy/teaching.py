@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from placewise.core.arrays import Floats, Ints
-from placewise.core.errors import StoreError, one_line
+from placewise.core.errors import ProblemError, StoreError, one_line
+from placewise.core.problem import Problem
 from placewise.experiments.policy.corpus import Lesson
 from placewise.experiments.policy.teaching_record import TeachingRecord
+from placewise.formats.files import describe
 from placewise.formats.safetensors_file import Arrays
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.auto import Auto
@@ -79,18 +81,16 @@ Listen = Callable[[Report], None]
 
 
 def prepare(lessons: Sequence[Lesson], record: TeachingRecord, listen: Listen) -> list[Prepared]:
-    """Returns the lessons with their labels, which are recorded one by one, and made once."""
+    """Returns the lessons with their labels, which are recorded one by one, and made once.
+
+    Labels that are there are all looked at before the first one is made.
+    """
+    known = [_known_label(lesson, record) for lesson in lessons]
     prepared = []
-    for number, lesson in enumerate(lessons):
-        problem = lesson.problem()
-        grouping = f"coarse:{lesson.num_blocks}"
-        merged = merge_blocks(problem, Blocks.of(problem, grouping), grouping)
+    for number, (lesson, (merged, label)) in enumerate(zip(lessons, known, strict=True)):
         model = Simulator(merged, threads=1)
         graph = read_block_graph(merged)
-        label = record.label(f"{lesson.key}: {merged.digest}")
-        if label is not None:
-            merged.check_placements(label[None])  # anybody can have changed the record
-        else:
+        if label is None:
             label = best_placement(model, np.random.default_rng([lesson.seed, 2]))
             record.add_label(f"{lesson.key}: {merged.digest}", label)
         seconds = float(model(label[None]).cost[0])
@@ -98,6 +98,19 @@ def prepare(lessons: Sequence[Lesson], record: TeachingRecord, listen: Listen) -
         prepared.append(Prepared(lesson, graph, GraphTensors.of(graph), model, label, seconds))
         listen(Report("label", number + 1, len(lessons), 1.0, 0.0))
     return prepared
+
+
+def _known_label(lesson: Lesson, record: TeachingRecord) -> tuple[Problem, Ints | None]:
+    """Returns a lesson's problem with blocks as groups, and its recorded label, which anybody can have changed."""
+    problem, grouping = lesson.problem(), f"coarse:{lesson.num_blocks}"
+    merged = merge_blocks(problem, Blocks.of(problem, grouping), grouping)
+    label = record.label(f"{lesson.key}: {merged.digest}")
+    if label is not None:
+        try:
+            merged.check_placements(label[None])
+        except ProblemError as rule:
+            raise StoreError(f"{record.source}: is damaged: the label of {lesson.key}: {rule}") from None
+    return merged, label
 
 
 def best_placement(model: Simulator, rng: np.random.Generator) -> Ints:
@@ -140,19 +153,23 @@ def teach(
     with one_thread():
         network = new_network(teaching.width, teaching.rounds, teaching.seed)
         network.to(teaching.device)
+        states = {stage: record.state(name, stage) for stage in ("imitation", "gradient")}
+        for stage, (done, state) in states.items():
+            if done:
+                try:
+                    _check_state(state, network, lessons)
+                except (ProblemError, ValueError) as problem:
+                    raise StoreError(
+                        f"{record.source}: can't be continued: its {stage} is damaged: {one_line(problem)}"
+                    ) from None
         for stage, epochs, rate in (
             ("imitation", teaching.imitation_epochs, teaching.imitation_rate),
             ("gradient", teaching.gradient_epochs, teaching.gradient_rate),
         ):
             optimizer = torch.optim.Adam(network.parameters(), lr=rate)
-            done, state = record.state(name, stage)
+            done, state = states[stage]
             if done:
-                try:
-                    lessons = _restored(state, network, optimizer, lessons)
-                except (LookupError, RuntimeError, ValueError) as problem:
-                    raise StoreError(
-                        f"{record.source}: can't be continued: its {stage} is damaged: {one_line(problem)}"
-                    ) from None
+                lessons = _restored(state, network, optimizer, lessons)
             for epoch in range(done, epochs):
                 rng = np.random.default_rng([teaching.seed, stage == "gradient", epoch])
                 loss = _epoch(stage, network, optimizer, lessons, teaching, rng, rate * _cooled(epoch, epochs))
@@ -189,6 +206,29 @@ def _state(network: PolicyNetwork, optimizer: torch.optim.Optimizer, lessons: Se
     arrays |= {f"label.{number}": one.label for number, one in enumerate(lessons)}
     known = [(one.seconds, one.room) for one in lessons]
     return {**arrays, "known": np.array(known, np.float64).reshape(-1, 2)}
+
+
+def _check_state(state: Arrays, network: PolicyNetwork, lessons: Sequence[Prepared]) -> None:
+    """Refuses a state that can't be restored.
+
+    A ValueError names what is missing, of another shape or type or not finite; a ProblemError a label that is none.
+    """
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {
+        f"network.{key}": ("float32", tuple(value.shape)) for key, value in network.state_dict().items()
+    }
+    for number, parameter in enumerate(network.parameters() if lessons else ()):
+        shape = tuple(parameter.shape)
+        slots = {"step": (), "exp_avg": shape, "exp_avg_sq": shape}
+        expected |= {f"optimizer.{number}.{slot}": ("float32", found) for slot, found in slots.items()}
+    expected |= {f"label.{i}": ("int64", one.label.shape) for i, one in enumerate(lessons)}
+    expected["known"] = ("float64", (len(lessons), 2))
+    given = {key: (array.dtype.name, array.shape) for key, array in state.items()}
+    if wrong := sorted(key for key in {*expected, *given} if expected.get(key) != given.get(key)):
+        raise ValueError(f"{describe(wrong[0])} is missing, or of another shape or type")
+    if wrong := [key for key, array in state.items() if not np.isfinite(array).all()]:
+        raise ValueError(f"{wrong[0]} has a number that is not finite")
+    for i, one in enumerate(lessons):
+        one.graph.problem.check_placements(state[f"label.{i}"][None])
 
 
 def _restored(

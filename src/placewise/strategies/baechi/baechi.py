@@ -112,7 +112,7 @@ def _fill(problem: Problem, places: Bools) -> Ints:
     nbytes = group_bytes(problem)
     targets = np.flatnonzero(places.any(axis=0)).tolist()
     share = int(nbytes.sum()) // max(len(targets), 1) + int(nbytes.max(initial=0))
-    room = np.minimum(problem.cluster.memory_bytes, share)
+    room = np.minimum(problem.cluster.memory_bytes, min(share, np.iinfo(np.int64).max))
     placement = np.full(problem.num_groups, -1)
     for group in problem.op_groups[np.sort(np.unique(problem.op_groups, return_index=True)[1])].tolist():
         while targets and places[group, targets[0]] and room[targets[0]] < nbytes[group]:

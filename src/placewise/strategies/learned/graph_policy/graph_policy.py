@@ -14,6 +14,7 @@ from placewise.core.arrays import Floats, Ints
 from placewise.core.contracts import Evaluation, Proposal, Search
 from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
+from placewise.formats.files import describe
 from placewise.formats.safetensors_file import read_safetensors
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.blocks import Blocks
@@ -128,6 +129,8 @@ class GraphPolicy:
         with one_thread():
             graph = read_block_graph(model.problem)
             scorer = network.scorer(GraphTensors.of(graph))
+        if blocks.num_blocks and not all(np.isfinite(array).all() for array in scorer):
+            raise StrategyError(f"weights {self.weights}: their scores are not finite")
         most = max(min(MOST_OPS // max(problem.num_ops, 1), self.candidates // 2), 1)
         greedy = place_greedily(graph, model, scorer, most)
         drawn = samples(graph, scorer, most - len(greedy), self.temperature, greedy[0].room, rng)
@@ -196,10 +199,12 @@ def read_network(weights: str) -> PolicyNetwork:
     given = {name: array.shape for name, array in arrays.items()}
     if expected != given:
         wrong = next(name for name in (*expected, *given) if expected.get(name) != given.get(name))
-        raise StrategyError(f"{path}: {wrong} must have the shape {expected.get(wrong)}, it has {given.get(wrong)}")
-    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise StrategyError(
+            f"{path}: {describe(wrong)} must have the shape {expected.get(wrong)}, it has {given.get(wrong)}"
+        )
+    with np.errstate(over="ignore"):
+        values = {name: array.astype(np.float32) for name, array in arrays.items()}
+    if not all(np.isfinite(array).all() for array in values.values()):
         raise StrategyError(f"{path}: has a weight that is not finite")
-    network.load_state_dict(
-        {name: torch.from_numpy(array.astype(np.float32)) for name, array in arrays.items()}, assign=True
-    )
+    network.load_state_dict({name: torch.from_numpy(array) for name, array in values.items()}, assign=True)
     return network

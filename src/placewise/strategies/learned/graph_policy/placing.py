@@ -277,7 +277,7 @@ def place_blocks(p: BlockTasks, scorer: Scorer, noise: Floats, wanted: Ints, roo
             x[23] = busy[device] / makespan if makespan > 0.0 else 0.0
             x[24] = _squash(5.0 * makespan / total)
             score = noise[block, device] + _score(scorer, block, device, x, hidden)
-            if score > best_score:
+            if best < 0 or score > best_score:  # a score that is not a number never makes a block homeless
                 best, best_score = device, score
         best = wanted[block] if wanted[block] >= 0 else best
         placement[block] = best
