@@ -32,8 +32,8 @@ def chain() -> Graph:
             tensor("w'", 40, "parameter", alias_of=1),
         ],
         [
-            op("mm", 0, [0, 1], [2]),
-            op("relu", 1, [2], [3]),
+            op("mm", 0, [0, 1], [2], nbytes_moved=70),
+            op("relu", 1, [2], [3], nbytes_moved=50),
             op("loss.backward", 2, [], [4], "backward"),
             op("relu.backward", 3, [4, 3], [5], "backward"),
             op("mm.backward", 5, [5, 0], [6], "backward"),
@@ -76,8 +76,62 @@ def test_a_chain_by_hand() -> None:
         "y.wait": "y", "w.wait": "w", "h.repeat": "h", "y.repeat": "y.wait"
     }  # fmt: skip
     assert augmented.roles.tolist() == [CAPTURED] * 2 + [WAITING, CAPTURED, WAITING] + [REPEATED] * 2 + [CAPTURED] * 3
+    moved = augmented.graph.ops.bytes_moved.tolist()
+    assert [moved[n] for n, role in enumerate(augmented.roles) if role == WAITING] == [0, 0]  # no work, wherever it waits
+    assert [moved[n] for n, role in enumerate(augmented.roles) if role == REPEATED] == [70, 50]
     assert augmented.augment_placement(("a", "b", "a", "b", "a", "b"))[:6] == ("a", "b", "a", "b", "a", "b")
     assert augmented.captured_placement(augmented.augment_placement(tuple("ababab"))) == tuple("ababab")
+
+
+def test_what_the_forward_pass_reads_after_the_backward_pass_has_no_options() -> None:
+    """h is read by the backward pass of a first loss, then by the forward pass of a second one."""
+    graph = graph_of(
+        [tensor("x", 10, "input"), tensor("h", 20), tensor("g", 1, "gradient"), tensor("y", 30)],
+        [op("mm", 0, [0], [1]), op("mm.backward", 1, [1], [2], "backward"), op("relu", 2, [1], [3])],
+    )
+    assert add_options(graph, ALL).roles.tolist() == [CAPTURED] * 3
+
+
+def test_an_output_has_no_options() -> None:
+    """h is kept until the step ends, so nothing is gained if it waits or is repeated."""
+    tensors = [tensor("x", 10, "input"), tensor("h", 20), tensor("g", 1, "gradient")]
+    ops = [op("mm", 0, [0], [1]), op("mm.backward", 1, [1], [2], "backward")]
+    assert set(add_options(graph_of(tensors, ops), ALL).roles.tolist()) == {CAPTURED, REPEATED, WAITING}
+    assert add_options(graph_of(tensors, ops, outputs=[1]), ALL).roles.tolist() == [CAPTURED] * 2
+
+
+def test_options_wait_for_the_last_gradient_that_their_reader_needs() -> None:
+    graph = graph_of(
+        [tensor("x", 10, "input"), tensor("h", 20), *(tensor(name, 1, "gradient") for name in ("f", "g", "d"))],
+        [
+            op("mm", 0, [0], [1]),
+            op("f.backward", 1, [], [2], "backward"),
+            op("g.backward", 2, [], [3], "backward"),
+            op("mm.backward", 3, [1, 2, 3], [4], "backward"),
+        ],
+    )
+    assert "mm.repeat: x -> h.repeat; g.backward" in rows(add_options(graph, ALL).graph)
+
+
+def test_what_reads_a_unit_that_is_not_finished_is_not_repeated() -> None:
+    """norm makes a and c; c is finished after relu has read a, so a repeated norm would come after a repeated relu."""
+    graph = graph_of(
+        [
+            tensor("x", 10, "input"),
+            tensor("a", 20),
+            tensor("c", 20),
+            tensor("b", 20),
+            tensor("c'", 20, alias_of=2),
+            tensor("g", 1, "gradient"),
+        ],
+        [
+            op("norm", 0, [0], [1, 2]),
+            op("relu", 1, [1], [3]),
+            op("c.mul_", 0, [2], [4]),
+            op("relu.backward", 2, [3], [5], "backward"),
+        ],
+    )
+    assert REPEATED not in add_options(graph, ALL).roles.tolist()
 
 
 def test_a_frozen_weight_gets_a_home_of_its_own() -> None:

@@ -14,7 +14,7 @@ from placewise.core.arrays import Ints, Ragged, frozen
 from placewise.core.graph import Graph, Ops, Tensors
 from placewise.rewrite.optional_tensors import OptionalTensors, Unit, Visit, find_options
 
-VERSION = 2  # of this rewrite: another one may give another graph
+VERSION = 3  # of this rewrite: another one may give another graph
 
 OPTIONS = f"options {VERSION}"
 

@@ -19,6 +19,7 @@ from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
 from placewise.graph_capture.whole_passes import BackwardPass, ForwardPass, LeanForwardPass
 from placewise.rewrite.augmented_graph import CAPTURED, KEEPING, TAKING, WAITING, AugmentedGraph, add_options
 from placewise.rewrite.optional_tensors import OptionalTensors
+from placewise.rewrite.piece import Piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,10 @@ class _Writer:
         changed = {self.storages_of(t) for t in self.augmented.captured.ops.writes[call.op].tolist()} - set(tensors)
         if changed:  # running statistics
             positions = [i for i, arg in enumerate(given) if type(arg) is Slot and self.storages[arg] in changed]
+        if changed and isinstance(function, Piece):
+            function = function.without_statistics()
+            given = tuple([arg for i, arg in enumerate(given) if i not in positions])
+        elif changed:
             like = {r.slot: r.like for r in self.captured.residents}
             dtypes = [found.dtype for i in positions if (found := like[given[i]]) is not None]
             function = AloneBatchNorm(function, tuple(positions), tuple(dtypes))

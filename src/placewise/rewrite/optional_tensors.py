@@ -19,7 +19,7 @@ repeated, and attention, whose backward pass needs what its own forward pass has
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,20 +39,24 @@ RANDOM = re.compile(
 DRAW = "aten.bernoulli_"  # it draws zeros and ones into a tensor
 
 STATISTICS = re.compile(
-    r"\.(native_batch_norm|_batch_norm_with_update)$"
-)  # they change running statistics, which they don't read
+    r"\.(native_batch_norm|_batch_norm_with_update)$|^fused\.batch_norm_with_update(_|$)"
+)  # they change running statistics, which they don't read, and nothing else
 
 KEEPS_SAVED = "scaled_dot_product_attention"  # its second result is not a tensor
 
 
 @dataclass(frozen=True)
 class OptionalTensors:
-    """Which tensors get options: by default all that hold more than a 2,000th of what waits for the backward pass."""
+    """Which tensors get options: by default all that hold a 2,000th of what waits for one micro-batch's backward pass.
+
+    If they are not 99% of all bytes that wait, smaller ones get options too, until they are.
+    """
 
     repeat: bool = True
     wait: bool = True
     visit: bool = True
     smallest_share: float = 1 / 2000  # of the bytes that wait, or of the bytes of all parameters
+    covered_share: float = 0.99  # of the bytes that wait
     near_share: float = 0.02  # of the time of the backward pass
 
 
@@ -90,8 +94,8 @@ class Options:
 def find_options(graph: Graph, choice: OptionalTensors) -> Options:
     """Returns which tensors of a graph get options."""
     facts = _Facts(graph)
-    late_bytes = sum(facts.nbytes[s] for s in facts.late_readers)
-    large = [s for s in facts.late_readers if facts.nbytes[s] >= max(1, choice.smallest_share * late_bytes)]
+    smallest = _smallest(facts, choice)
+    large = [s for s in facts.late_readers if facts.nbytes[s] >= smallest]
     repeated = _repeated(facts, large, choice.near_share) if choice.repeat else []
     waiting = [s for s in large if not facts.is_saved(s)] if choice.wait else []
     return Options(
@@ -100,6 +104,14 @@ def find_options(graph: Graph, choice: OptionalTensors) -> Options:
         tuple(_visits(facts, repeated, choice.smallest_share)) if choice.visit else (),
         facts.late_readers,
     )
+
+
+def _smallest(facts: "_Facts", choice: OptionalTensors) -> float:
+    """Returns the bytes of the smallest tensor that gets options."""
+    sizes = np.array(sorted(facts.nbytes[s] for s in facts.late_readers), np.int64)[::-1]
+    total, count = int(sizes.sum()), max(len({n for n in facts.micro_batches if n >= 0}), 1)
+    covering = sizes[np.searchsorted(np.cumsum(sizes), choice.covered_share * total)] if total else 0
+    return max(1.0, min(choice.smallest_share * total / count, float(covering)))
 
 
 class _Facts:
@@ -185,8 +197,14 @@ class _Facts:
 
     @cached_property
     def ends(self) -> list[float]:
-        """The time from the step's start to each op's end, if one device ran all ops: [ops]."""
-        return np.cumsum(nominal_seconds(self.graph)).tolist()  # type: ignore[no-any-return]
+        """The time from the step's start to each op's end, if one device ran all ops: [ops].
+
+        Where the work of the ops is known, given times don't count: a profiled graph has the options of the captured one, so
+        that its plan can be compiled.
+        """
+        untimed = nominal_seconds(replace(self.graph, ops=replace(self.graph.ops, seconds={})))
+        seconds = untimed if untimed.any() else nominal_seconds(self.graph)
+        return np.cumsum(seconds).tolist()  # type: ignore[no-any-return]
 
     def gate(self, before: int) -> int:
         """Returns the op after which something for this one may run: the last that makes a gradient which it reads."""

@@ -17,6 +17,7 @@ from placewise.strategies.options.changes import find_changes
 from placewise.strategies.options.choice_walk import ChoiceModel, Tempo
 from placewise.strategies.options.fit import Chosen, fit, tidy
 from placewise.strategies.options.launch_order import with_options
+from placewise.strategies.options.streamed import streamed
 from placewise.strategies.sampling import Choices
 
 STARTS = 6  # placements that are made to fit at first: the fastest
@@ -49,10 +50,14 @@ def choose(
     """Yields better and better choices with notes, without end. `starts` are placements of what always runs."""
     models = [ChoiceModel(problem) for _ in range(walks.chains)]
     fastest = sorted(starts, key=lambda candidate: candidate.seconds)[: STARTS if problem.num_ops < LARGE_STEP else 2]
-    chosen = [_fitted(models[0], always, candidate) for candidate in fastest]
-    chosen.sort(key=lambda one: one.key)
     plain = _nowhere(models[0], always, best_first(starts)[0])
-    yield [min([plain, *chosen], key=lambda one: one.key)], {"stage": "start"}
+    chosen: list[Chosen] = []
+    for candidate in fastest:
+        chosen.append(_streamed(models[0], always, candidate))
+        yield [min([plain, *chosen], key=lambda one: one.key)], {"stage": "start"}
+    chosen += [_fitted(models[0], always, candidate) for candidate in fastest]
+    chosen.sort(key=lambda one: one.key)
+    yield [chosen[0]], {"stage": "start"}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         current, best = [chosen[i % len(chosen)] for i in range(walks.chains)], chosen[0]
         for cycle in count():
@@ -111,6 +116,11 @@ def _move_ops(model: ChoiceModel, best: Chosen, walks: Walks, seed: int) -> Chos
 def _fitted(model: ChoiceModel, always: Present, candidate: Candidate) -> Chosen:
     order = with_options(model.problem, always.ops[np.asarray(candidate.order, np.int64)])
     return fit(model, always.restore_placement(candidate.placement), order)
+
+
+def _streamed(model: ChoiceModel, always: Present, candidate: Candidate) -> Chosen:
+    order = with_options(model.problem, always.ops[np.asarray(candidate.order, np.int64)])
+    return streamed(model, always.restore_placement(candidate.placement), order)
 
 
 def _nowhere(model: ChoiceModel, always: Present, candidate: Candidate) -> Chosen:

@@ -8,6 +8,7 @@ import numpy as np
 
 from placewise.core.arrays import Ints
 from placewise.core.problem import Problem
+from placewise.machines.variants import with_launches
 from placewise.simulate.flat_problem import Int32s
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate
@@ -87,6 +88,5 @@ def _scaled(problem: Problem, factors: dict[str, float]) -> Problem:
         )
         for link in problem.cluster.links
     )
-    dispatch_seconds = problem.cluster.dispatch_seconds * factors["host"]
-    cluster = replace(problem.cluster, links=links, dispatch_seconds=dispatch_seconds)
+    cluster = replace(with_launches(problem.cluster, factors["host"]), links=links)
     return replace(problem, op_seconds=problem.op_seconds * of_op[:, None], cluster=cluster)

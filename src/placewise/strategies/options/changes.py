@@ -92,15 +92,14 @@ def find_changes(problem: Problem, placement: Ints) -> Changes:
             continue
         own = int(placement[group])
         visits = sorted({op_groups[n] for t in held for n in readers[t] if optional[n] and not works[n]})
-        at = sorted({place for t in held for place in read_at(t)} - {-1})
         for d in np.flatnonzero(allowed[group]).tolist():
             if d != own:
                 rows[((group, d),)] = None
-                for e in at:
-                    visiting = tuple((g, e) for g in visits if allowed[g, e])
-                    if visiting and e != d:
-                        rows[((group, d), *visiting)] = None
-    for group in _long_lived(problem):
+                # At a reader, visits would keep the copy of the pass before.
+                visiting = tuple((g, d) for g in visits if allowed[g, d])
+                if visiting:
+                    rows[((group, d), *visiting)] = None
+    for group in long_lived(problem):
         rows.update(dict.fromkeys(((group, d),) for d in np.flatnonzero(allowed[group]).tolist() if d != placement[group]))
     num_simple = len(rows)
     for group in repeated:
@@ -126,7 +125,7 @@ def find_changes(problem: Problem, placement: Ints) -> Changes:
     return Changes(ends, groups, np.array([d for _, d in flat], np.int64), origins, np.arange(len(rows)) < num_simple)
 
 
-def _long_lived(problem: Problem) -> list[int]:
+def long_lived(problem: Problem) -> list[int]:
     """Returns the groups, not optional, that write something large that is used much later, such as a sum of gradients."""
     graph, count = problem.graph, max(problem.num_ops, 1)
     made = np.flatnonzero(graph.producer >= 0)

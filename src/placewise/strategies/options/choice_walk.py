@@ -8,6 +8,7 @@ from placewise.core.arrays import Bools, Floats, Ints, Ragged
 from placewise.core.problem import Problem
 from placewise.simulate.choices import FlatChoices, Scratch, flatten_choices, new_scratch, simulate_choice
 from placewise.simulate.compile import kernel
+from placewise.simulate.simulator import missing_bytes
 from placewise.strategies.auto.moves import below, unit
 from placewise.strategies.options.changes import Changes
 from placewise.strategies.options.launch_order import needs
@@ -61,8 +62,8 @@ class ChoiceModel:
     def judge(self, placement: Ints, order: Ints) -> Result:
         """Returns the result of a placement [groups] in an order [ops]."""
         seconds = simulate_choice(self.flat, placement, order, self.scratch, self._no_usage)
-        over = np.maximum(self.scratch.peak - self.flat.memory_bytes, 0).sum()
-        return Result(float(seconds), int(over), float(self.scratch.area[0]))
+        over = int(missing_bytes(self.scratch.peak, self.flat.memory_bytes))
+        return Result(float(seconds), over, float(self.scratch.area[0]))
 
     def judge_changes(self, placement: Ints, order: Ints, changes: Changes, which: Ints) -> tuple[Floats, Floats]:
         """Returns the seconds and the area with each of some changes made alone: both [which]."""

@@ -11,6 +11,7 @@ from placewise.simulate.simulator import Simulator
 from placewise.strategies.options.choice_walk import ChoiceModel
 from placewise.strategies.options.fit import fit
 from placewise.strategies.options.launch_order import with_options
+from placewise.strategies.options.streamed import streamed
 
 MOST_FITS = 4  # placements of a batch that are made to fit: the fastest
 
@@ -55,6 +56,8 @@ class Fitted:
                     for row in promising.tolist():
                         order = with_options(problem, orders[row][: always.problem.num_ops])
                         chosen = fit(choices, placements[row], order)
+                        if chosen.result.overflow_bytes:
+                            chosen = min(chosen, streamed(choices, placements[row], order), key=lambda one: one.key)
                         placements[row], orders[row] = chosen.placement, chosen.order
                 evaluation = yield Proposal(placements, orders, proposal.notes)
                 fits = evaluation.overflow_bytes == 0
