@@ -22,13 +22,7 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {  # how the layer is built -> the
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    """One thread for eager code, as the devices have: results may depend on the number of threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def convolutions(dtype: torch.dtype = torch.float32, **how: Any) -> nn.Sequential:

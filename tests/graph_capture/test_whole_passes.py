@@ -1,6 +1,5 @@
 """Attention as one op forward and one backward: eager's bits, its kernel's memory, and plain products where it must be."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,21 +11,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from placewise.graph_capture.capture import CapturedStep, capture_step
+from placewise.graph_capture.resolved_program import ResolvedProgram, is_random
 from placewise.graph_capture.training_step import TrainingStep
-from placewise.graph_capture.whole_passes import ATTENTION
+from placewise.graph_capture.whole_passes import ATTENTION, ForwardPass
 from placewise.measure.ops import RunnableOp, op_calls
 
 NAME = "aten.scaled_dot_product_attention"
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 6, 8
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread for eager code, as the devices have: results may depend on the number of threads."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Attending(nn.Module):
@@ -107,6 +101,18 @@ def test_it_is_one_op_each_way_in_one_group_and_keeps_a_number_for_each_query() 
     assert graph.ops.names[backward] == "scaled_dot_product_attention_backward.backward"
 
 
+def test_the_result_is_in_the_order_of_the_query_but_for_plain_ones() -> None:
+    """Layers of torch have positions outside of the batch in memory; a plain query gets heads inside of positions."""
+    plain = torch.empty(BATCH, HEADS, LENGTH, WIDTH, device="meta")
+    outside = plain.new_empty(LENGTH, BATCH, HEADS, WIDTH).permute(1, 2, 0, 3)
+    part = plain.new_empty(BATCH, LENGTH, 3, HEADS, WIDTH)[:, :, 1].transpose(1, 2)  # of a packed projection
+    inside = plain.new_empty(BATCH, LENGTH, HEADS, WIDTH).transpose(1, 2)
+    forward = ForwardPass((False, False, False))
+    for query, like in ((plain, inside), (outside, outside), (part, inside), (inside, inside)):
+        (out,) = forward.on_meta(query, query, query, None)
+        assert (out.shape, out.stride()) == (like.shape, like.stride())
+
+
 def test_a_trace_knows_what_the_kernel_saves() -> None:
     step = captured()
     train_step = compiled(step)
@@ -142,18 +148,26 @@ def test_inference_has_the_forward_op_alone() -> None:
     train_step.close()
 
 
-def test_plain_products_where_the_user_has_chosen_them_or_a_kernel_would_draw() -> None:
+def test_plain_products_where_the_user_has_chosen_them() -> None:
     with sdpa_kernel(SDPBackend.MATH):
         assert "aten.bmm" in captured().graph.ops.kinds
-    assert NAME not in captured(dropout_p=0.1).graph.ops.kinds
+
+
+def test_a_kernel_that_drops_is_a_random_op() -> None:
+    """So it waits for other random ops, and is not repeated."""
+    step = captured(dropout_p=0.1)
+    assert "aten.bmm" not in step.graph.ops.kinds
+    resolved = ResolvedProgram.of(step)
+    random = [kind for kind, call in zip(step.graph.ops.kinds, resolved.op_calls, strict=True) if is_random(call)]
+    assert random == [NAME]
 
 
 class Checkpointing(nn.Module):
     """Attention that is computed again in the backward pass."""
 
-    def __init__(self, is_reentrant: bool) -> None:
+    def __init__(self, is_reentrant: bool, **how: Any) -> None:
         super().__init__()
-        self.first, self.inside, self.is_reentrant = nn.Linear(HEADS * WIDTH, HEADS * WIDTH), Attending(), is_reentrant
+        self.first, self.inside, self.is_reentrant = nn.Linear(HEADS * WIDTH, HEADS * WIDTH), Attending(**how), is_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns [batch, length, heads x width]."""
@@ -177,6 +191,19 @@ def test_checkpointing_attends_twice_and_keeps_nothing_of_the_first_time(is_reen
     assert not set(ops.writes[first].tolist()) & set(ops.reads[backward].tolist())
     assert set(ops.writes[second].tolist()) < set(ops.reads[backward].tolist())
     assert ops.groups[second] == ops.groups[backward]
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpointed_attention_with_dropout_draws_the_same_numbers_again(is_reentrant: bool) -> None:
+    """A kernel could not, so it is taken apart."""
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        model = Checkpointing(is_reentrant, dropout_p=0.3)
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_runs_like_eager(build, nn.MSELoss(), batches(2))
+    assert NAME not in capture_built(build).graph.ops.kinds
 
 
 def test_plain_products_where_the_user_handles_what_is_saved() -> None:
@@ -208,3 +235,17 @@ def test_layers_of_torch_attend_with_eagers_bits() -> None:
     assert NAME in capture_built(build).graph.ops.kinds
     assert F.scaled_dot_product_attention is ATTENTION
     assert_runs_like_eager(build, nn.MSELoss(), batches(2))
+
+
+def test_a_causal_model_of_transformers_without_padding_attends_without_a_mask() -> None:
+    """It reads positions to find out that no texts are packed: these are the same in every step."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=17, num_hidden_layers=1, **sizes))
+    tokens = torch.randint(0, 17, (2, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = capture_step(TrainingStep(model, None, optimizer, {"input_ids": tokens, "labels": tokens}))
+    (attention,) = [call for call in step.program.calls if isinstance(call.function, ForwardPass)]
+    assert attention.args[3] is None
+    assert attention.kwargs["is_causal"]
+    assert not step.program.preconditions

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from placewise.graph_capture.python_values import PythonValues
 from placewise.graph_capture.random_tape import HostGenerators
 from placewise.graph_capture.recorded_update import record_update
 from placewise.graph_capture.recorder import Recorder
+from placewise.graph_capture.recurrent_layers import recorded_layers
 from placewise.graph_capture.returned import Returned, ReturnedOutput, SetAttribute
 from placewise.graph_capture.structures import Leaf, Structure, tensors_in
 from placewise.graph_capture.training_step import StepModules, TrainingStep
@@ -72,6 +74,7 @@ def capture(
     grad_scaler: torch.amp.GradScaler | None = None,
     outputs: bool = False,
     fuse: bool = False,
+    whole_layers: bool = False,
     name: str = "",
 ) -> CapturedStep:
     """Records a whole training step on the meta device: forward, backward and update.
@@ -82,12 +85,14 @@ def capture(
     also be a `torch.autocast` itself, such as `torch.autocast("cpu", torch.bfloat16)`.
     Gradients are clipped by their norm or by value, and scaled by `grad_scaler`, as PyTorch's own functions do it. With
     `outputs` the step returns what the model returned, beside the loss. With `fuse` chains of small ops become one
-    op each, which Inductor compiles to a kernel when the step is compiled: its results are eager's to rounding.
+    op each, which Inductor compiles to a kernel when the step is compiled: its results are eager's to rounding. With
+    `whole_layers` an nn.LSTM, nn.GRU or nn.RNN is one op each way, on a GPU by cuDNN; without it their cells are
+    many small ops, which can be placed apart.
     """
     return capture_step(
         TrainingStep(
             model, loss_fn, optimizer, example_batch, micro_batches, autocast, clip_grad_norm, clip_grad_value, grad_scaler,
-            outputs, fuse,
+            outputs, fuse, whole_layers,
         ),
         name,
     )  # fmt: skip
@@ -220,12 +225,14 @@ def _recording(step: TrainingStep, recorder: Recorder) -> Iterator[None]:
         modes.enter_context(composites_of(recorder.home))
         if step.optimizer is None:
             modes.enter_context(torch.no_grad())
-        modes.enter_context(_transformers_tracing())
+        modes.enter_context(_transformers_tracing(recorder))
         if "torch._dynamo" in sys.modules:  # what torch.compile has wrapped is recorded as its eager ops
             modes.enter_context(torch.compiler.set_stance("force_eager"))
         modes.enter_context(_scripts_as_python())
         modes.enter_context(recorder.tape.recording())
         modes.enter_context(recorded_attention(recorder))
+        if step.whole_layers:
+            modes.enter_context(recorded_layers(recorder))
         modes.enter_context(MetaMode(recorder))
         modes.enter_context(recorder)
         yield
@@ -245,18 +252,22 @@ def _autocast(step: TrainingStep) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _transformers_tracing() -> Iterator[None]:
-    """Tells models of transformers that they are being traced, so that they don't read the values of an attention mask."""
+def _transformers_tracing(recorder: Recorder) -> Iterator[None]:
+    """Tells models of transformers that they are being traced, so that they don't read the values of an attention mask.
+
+    What is the same in every step they may read: without a mask of the user's they find out like this that they need none.
+    """
     module = sys.modules.get("transformers.utils.import_utils")
-    is_jit_tracing = getattr(module, "is_jit_tracing", None)
-    if module is None or is_jit_tracing is None:
+
+    def is_fake_tensor(tensor: Any) -> bool:
+        return isinstance(tensor, Tensor) and not recorder.is_same_in_every_step(tensor)
+
+    def is_jit_tracing() -> bool:
+        return sys._getframe(2).f_code.co_name == "torch_compilable_check"  # which then does not read what it checks
+
+    told: dict[str, Any] = {f.__name__: f for f in (is_fake_tensor, is_jit_tracing) if hasattr(module, f.__name__)}
+    with patch.multiple(module, **told) if told else nullcontext():
         yield
-        return
-    module.is_jit_tracing = lambda: True  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        module.is_jit_tracing = is_jit_tracing  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Collection
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 from torch import nn
@@ -16,6 +16,10 @@ from placewise.graph_capture.python_values import PythonValues
 from placewise.graph_capture.training_step import StepModules
 
 GLOBAL_HOOKS = tuple(getattr(torch_modules, f"_global{name}") for name in HOOKS)
+
+_training, _requires_grad = attrgetter("training"), attrgetter("requires_grad")  # as fast as a loop gets
+
+_hooks_of = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 
 UPDATE_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
@@ -41,12 +45,14 @@ class ModelGuard:
             for name, module in owner.named_modules(remove_duplicate=False)
             if prefix in models or id(module) not in known
         ]
-        self._children = [(module._modules, key) for _, module in self._modules for key in module._modules]
+        modules = [module for _, module in self._modules]
+        self._only_modules, self._attributes = modules, [vars(module) for module in modules]
+        self._children = [(module._modules, key) for module in modules for key in module._modules]
         self._child_names = [f"{name}.{key}" if name else key for name, module in self._modules for key in module._modules]
         self._found = [children[key] for children, key in self._children]
-        self._num_children = [len(module._modules) for _, module in self._modules]
-        self._is_training = [module.training for _, module in self._modules]
-        self._forwards = [vars(module).get("forward") for _, module in self._modules]
+        self._tables = [module._modules for module in modules]
+        self._is_training = [module.training for module in modules]
+        self._forwards = [attributes.get("forward") for attributes in self._attributes]
         self._parameters = [
             (f"{name}.{key}" if name else key, parameter)
             for name, module in self._modules
@@ -59,7 +65,8 @@ class ModelGuard:
             for key, parameter in module._parameters.items()
             if parameter is not None
         ]
-        self._is_trained = [parameter.requires_grad for _, parameter in self._parameters]
+        self._only_parameters = [parameter for _, parameter in self._parameters]
+        self._is_trained = [parameter.requires_grad for parameter in self._only_parameters]
         self._optimizer = optimizer
         self._updated = self._present_updated()
         self._hook_tables = [(name or "the model", getattr(m, kind)) for name, m in self._modules for kind in HOOKS]
@@ -70,7 +77,9 @@ class ModelGuard:
                 ("all optimizers", hooks) for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
             ]
         self._hooks = [tuple(hooks) for _, hooks in self._hook_tables]
+        self._only_hooks = [hooks for _, hooks in self._hook_tables]
         self._hook_numbers = list(chain.from_iterable(self._hooks))
+        self._no_tensor_hooks: list[tuple[Any, ...]] = [()] * len(self._parameters)
         self._tensor_hooks = self._present_tensor_hooks()
         names = (read_names(module for _, module in self._modules) | self._read.names) - INTERNAL
         self._settings = [
@@ -89,29 +98,31 @@ class ModelGuard:
 
     def check(self) -> None:
         """Raises StepChanged if the model's step is not the recorded one any more."""
-        present = [children.get(key) for children, key in self._children]
-        if not all(map(is_, present, self._found)):
-            changed = next(i for i, module in enumerate(present) if module is not self._found[i])
-            raise _changed(f"the module {self._child_names[changed]!r} was replaced")
-        if [len(module._modules) for _, module in self._modules] != self._num_children:
+        present = list(chain.from_iterable(map(dict.values, self._tables)))
+        if len(present) != len(self._found) or not all(map(is_, present, self._found)):
+            present = [children.get(key) for children, key in self._children]
+            for name, module, known in zip(self._child_names, present, self._found, strict=True):
+                if module is not known:
+                    raise _changed(f"the module {name!r} was replaced")
             raise _changed("the model has other modules now")
-        if (modes := [module.training for _, module in self._modules]) != self._is_training:
+        if (modes := list(map(_training, self._only_modules))) != self._is_training:
             changed = next(i for i, mode in enumerate(modes) if mode != self._is_training[i])
             name, mode = self._modules[changed][0] or "the model", "train" if modes[changed] else "eval"
             raise _changed(f"{name} is in {mode} mode now")
         parameters = [table.get(key) for table, key in self._places]
-        for parameter, (name, known) in zip(parameters, self._parameters, strict=True):
-            if parameter is not known and (
-                parameter is None or not parameter.is_meta
-            ):  # one without values is refused later
-                raise _changed(f"the parameter {name} was replaced")
-        if (trained := [parameter.requires_grad for _, parameter in self._parameters]) != self._is_trained:
+        if not all(map(is_, parameters, self._only_parameters)):
+            for parameter, (name, known) in zip(parameters, self._parameters, strict=True):
+                if parameter is not known and (
+                    parameter is None or not parameter.is_meta
+                ):  # one without values is refused later
+                    raise _changed(f"the parameter {name} was replaced")
+        if (trained := list(map(_requires_grad, self._only_parameters))) != self._is_trained:
             changed = next(i for i, is_trained in enumerate(trained) if is_trained != self._is_trained[i])
             raise _changed(f"requires_grad of {self._parameters[changed][0]} is {trained[changed]} now")
         if (values := [settings.get(key) for settings, key, _ in self._settings]) != self._values:
             changed = next(i for i, value in enumerate(values) if value != self._values[i])
             raise _changed(f"{self._settings[changed][2]} is {values[changed]!r} now and was {self._values[changed]!r}")
-        forwards = [vars(module).get("forward") for _, module in self._modules]
+        forwards = [attributes.get("forward") for attributes in self._attributes]
         if forwards != self._forwards:
             changed = next(i for i, forward in enumerate(forwards) if forward != self._forwards[i])
             raise _changed(f"forward of {self._modules[changed][0] or 'the model'} was replaced")
@@ -123,7 +134,12 @@ class ModelGuard:
 
     def _check_hooks(self) -> None:
         """Raises StepChanged if hooks were added or removed; PyTorch numbers them, and no number comes twice."""
-        if list(chain.from_iterable([hooks for _, hooks in self._hook_tables])) != self._hook_numbers:
+        is_changed = (
+            list(chain.from_iterable(self._only_hooks)) != self._hook_numbers
+            if self._hook_numbers
+            else any(self._only_hooks)
+        )
+        if is_changed:
             owner = next(
                 name for (name, hooks), known in zip(self._hook_tables, self._hooks, strict=True) if tuple(hooks) != known
             )
@@ -134,10 +150,9 @@ class ModelGuard:
 
     def _present_tensor_hooks(self) -> list[tuple[Any, ...]]:
         """Returns the numbers of the hooks on each parameter."""
-        return [
-            (*(parameter._backward_hooks or ()), *(getattr(parameter, "_post_accumulate_grad_hooks", None) or ()))
-            for _, parameter in self._parameters
-        ]
+        if not any(chain.from_iterable(map(_hooks_of, self._only_parameters))):
+            return self._no_tensor_hooks
+        return [(*(first or ()), *(second or ())) for first, second in map(_hooks_of, self._only_parameters)]
 
     def _present_updated(self) -> list[list[int]]:
         """Returns which parameters each group of the optimizer has."""

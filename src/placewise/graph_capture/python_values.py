@@ -10,7 +10,7 @@ import dis
 import sys
 from argparse import Namespace
 from collections import UserDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from itertools import chain
 from operator import is_
@@ -57,6 +57,14 @@ class Place(NamedTuple):
     key: Any
     name: str  # in words
 
+    def reader(self) -> Callable[[], Any]:
+        """Returns the fastest function that does what `read` does."""
+        if isinstance(self.owner, (dict, MappingProxyType)):
+            return partial(self.owner.get, self.key, MISSING)
+        if type(self.owner) is CellType or isinstance(self.owner, list):
+            return self.read
+        return partial(getattr, self.owner, self.key, MISSING)
+
     def read(self) -> Any:
         """Returns what is there now."""
         if type(self.owner) is CellType:
@@ -90,15 +98,16 @@ class PythonValues:
             else:
                 self._others.append(place)
                 self._found.append(value)
+        self._read_plain, self._read_others = ([p.reader() for p in places] for places in (self._plain, self._others))
 
     def change(self) -> str:
         """Returns which value is another one now, in words, or ''."""
-        present = [place.read() for place in self._plain]
+        present = [read() for read in self._read_plain]
         if present != self._known:
             for place, now, known in zip(self._plain, present, self._known, strict=True):
                 if now is not known and now != known:
                     return f"{place.name} {_in_words(now)} now and was {known!r:.60}"
-        others = [place.read() for place in self._others]
+        others = [read() for read in self._read_others]
         if not all(map(is_, others, self._found)):
             changed = next(i for i, value in enumerate(others) if value is not self._found[i])
             return f"{self._others[changed].name} is another {type(self._found[changed]).__name__} now"

@@ -57,6 +57,15 @@ class RandomTape:
         self._position += 1
         return draw
 
+    @property
+    def is_back(self) -> bool:
+        """Whether the next random op draws the numbers of an earlier one."""
+        return self._position not in (None, len(self.draws))
+
+    def add_unrepeatable(self, name: str, op: int, call: int) -> None:
+        """Notes a draw that is not drawn again: a kernel's own."""
+        self.draws.append(TapedDraw((name,), op, call))
+
     def get_state(self) -> Tensor:
         """Returns the generator's state: what stands for the present position."""
         state = torch.default_generator.get_state()
@@ -102,7 +111,7 @@ class RandomTape:
             # Checkpointing asks for autocast by the device of its arguments, and ours is a GPU's.
             patches.enter_context(patch.object(torch.utils.checkpoint, "_infer_device_type", lambda *args: "cuda"))
             yield
-        if self._position not in (None, len(self.draws)):
+        if self.is_back:
             raise CaptureError(
                 "the step leaves the random generator in an earlier state (fork_rng, set_rng_state), so that the next step "
                 "draws the same numbers again, which can't be recorded"

@@ -14,6 +14,8 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.fused_updates import FusedUpdate
 from placewise.graph_capture.program import Call, Check, Program, Slot
 from placewise.graph_capture.random_draws import without_state
+from placewise.graph_capture.recurrent_layers import ForwardLayers
+from placewise.graph_capture.whole_passes import ForwardPass
 
 HOST_VALUE = -1  # instead of a storage
 
@@ -152,4 +154,8 @@ def _made(graph: Graph, call: Call, count: int) -> list[int]:
 def is_random(call: Call) -> bool:
     """Whether a call draws from a random generator."""
     function = without_state(call).function
+    if isinstance(function, ForwardPass):
+        return "dropout_p" in call.kwargs
+    if isinstance(function, ForwardLayers):
+        return bool(call.kwargs["train"] and call.kwargs["dropout"] and call.kwargs["num_layers"] > 1)
     return isinstance(function, OpOverload) and Tag.nondeterministic_seeded in function.tags

@@ -82,6 +82,7 @@ class TrainingStep:
     grad_scaler: torch.amp.GradScaler | None = None
     outputs: bool = False  # the step returns what the model returned, beside the loss
     fuse: bool = False  # chains of small ops become one op each, compiled to a kernel
+    whole_layers: bool = False  # nn.LSTM, nn.GRU and nn.RNN are one op each way, not their cells
 
     def __post_init__(self) -> None:
         for name, kind, is_right in (

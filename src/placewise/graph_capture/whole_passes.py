@@ -30,6 +30,20 @@ NAME = "scaled_dot_product_attention"
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # that the kernels of all devices compute in
 
 
+def saved_tensors_of(edges: list[GradientEdge], known_storages: frozenset[int]) -> list[Tensor]:
+    """Returns what autograd has saved for these edges and all that they lead to, each storage once, but for known ones."""
+    nodes, seen = [edge.node for edge in edges], dict[Any, None]()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            nodes += [following for following, _ in node.next_functions]
+    saved = [getattr(node, name) for node in seen for name in dir(node) if name.startswith("_saved_")]
+    flat = [entry for value in saved for entry in (value if isinstance(value, (list, tuple)) else [value])]
+    tensors = {entry.untyped_storage()._cdata: entry for entry in flat if isinstance(entry, Tensor)}
+    return [tensor for storage, tensor in tensors.items() if storage not in known_storages]
+
+
 class SavedPass:
     """What a forward pass leaves for its backward pass: autograd's record of that call, and its inputs."""
 
@@ -40,10 +54,7 @@ class SavedPass:
 
     def own_tensors(self) -> list[Tensor]:
         """Returns the tensors that the kernel has saved besides what it was given and returned; only traces ask."""
-        node: Any = self.edge.node
-        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
-        tensors = [value for value in saved if isinstance(value, Tensor)]
-        return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in self.known_storages]
+        return saved_tensors_of([self.edge], self.known_storages)
 
 
 @dataclass(frozen=True)
@@ -71,10 +82,21 @@ class ForwardPass:
 
     def on_meta(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> tuple[Tensor, ...]:
         """Returns what the call would return; of what is saved, the logarithms of the sums of exponentials."""
-        out = _heads_inside(query)
+        out = _as_kernels_make_it(query)
         if not any(self.trained):
             return (out,)
+        if "dropout_p" in options:
+            return out, query.new_empty(self._saved_bytes(query, key, value, mask, options), dtype=torch.uint8)
         return out, query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+
+    def _saved_bytes(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: dict[str, Any]) -> int:
+        """Returns what is saved where no kernel drops, as on CPUs; a GPU's kernel saves less."""
+        given = [t.detach().requires_grad_(trained) for t, trained in zip((query, key, value), self.trained, strict=True)]
+        with torch.enable_grad():
+            out = ATTENTION(*given, mask, **options)
+        known = frozenset(t.untyped_storage()._cdata for t in (*given, mask, out) if t is not None)
+        tensors = saved_tensors_of([get_gradient_edge(out)], known)
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
     def flops(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
         """Returns the flops of two products for each pair of a query and a key, as PyTorch counts them."""
@@ -105,7 +127,7 @@ class BackwardPass:
 
     def on_meta(self, gradient: Tensor, out: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
         """Returns what the call would return."""
-        return tuple(_heads_inside(t) for t, trained in zip(args[:3], self.trained, strict=True) if trained)
+        return tuple(_as_kernels_make_it(t) for t, trained in zip(args[:3], self.trained, strict=True) if trained)
 
     def flops(self, gradient: Tensor, out: Tensor, query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
         """Returns the flops of five products for each pair of a query and a key, as PyTorch counts them."""
@@ -219,10 +241,17 @@ class LeanForwardPass(ForwardPass):
 _forward_pass, _backward_pass = cache(ForwardPass), cache(BackwardPass)
 
 
-def _heads_inside(like: Tensor) -> Tensor:
-    """Returns a tensor [batch, heads, length, width] whose heads are inside of positions in memory, as kernels make it."""
-    batch, heads, length, width = like.shape
-    return like.new_empty(batch, length, heads, width).transpose(1, 2)
+def _as_kernels_make_it(like: Tensor) -> Tensor:
+    """Returns a tensor [batch, heads, length, width] with the strides that most kernels give what is like this input.
+
+    cuDNN keeps the order of the dimensions in memory. Others put the heads inside of the positions, which is the order of
+    most inputs; and where the input is in the plain order, what follows asks for that one.
+    """
+    order = sorted(range(3), key=lambda dim: (-like.stride()[dim], dim))
+    if like.is_contiguous() or like.stride(-1) != 1:
+        order = [0, 2, 1]
+    made = like.new_empty([*(like.size(dim) for dim in order), like.size(-1)])
+    return made.permute(*(order.index(dim) for dim in range(3)), 3)
 
 
 # --- recording ---
@@ -251,7 +280,11 @@ def _record(recorder: "Recorder", *args: Any, **kwargs: Any) -> Tensor | None:
     given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
     mask, dropout = given.pop("attn_mask", None), given.pop("dropout_p", 0.0)
     tensors = [given.pop(name) for name in ("query", "key", "value")]
-    if dropout or _is_hooked() or not _has_kernels(*tensors, mask=mask, is_grouped=bool(given.get("enable_gqa"))):
+    if dropout:
+        given["dropout_p"] = dropout
+        if not torch.is_grad_enabled() or recorder.tape.is_back:
+            return None  # checkpointing may run it again, or does so now
+    if is_hooked(bool(dropout)) or not _has_kernels(*tensors, mask=mask, is_grouped=bool(given.get("enable_gqa"))):
         return None
     if (dtype := attention_type()) is not None:
         tensors = [tensor.to(dtype) for tensor in tensors]
@@ -259,16 +292,19 @@ def _record(recorder: "Recorder", *args: Any, **kwargs: Any) -> Tensor | None:
     is_trained = torch.is_grad_enabled()
     trained = tuple(is_trained and tensor.requires_grad for tensor in tensors)
     result: Tensor = _Attention.apply(recorder, trained, given, *tensors, mask)  # type: ignore[no-untyped-call]
+    if dropout:
+        recorder.tape.add_unrepeatable(NAME, recorder.last_op, len(recorder.program.calls))
     return result
 
 
-def _is_hooked() -> bool:
+def is_hooked(draws: bool) -> bool:
     """Returns whether the user handles what is saved for the backward pass, or calls under vmap and its like.
 
-    What a kernel saves is known to that kernel alone. Checkpointing only drops it, and saves it again.
+    What a kernel saves is known to that kernel alone. Checkpointing only drops it, and saves it again; but what a kernel
+    draws it can't draw again.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    is_checkpointing = hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint"
+    is_checkpointing = hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint" and not draws
     return (hooks is not None and not is_checkpointing) or torch._C._functorch.peek_interpreter_stack() is not None
 
 

@@ -13,9 +13,10 @@ from placewise.graph_capture.program import Call
 REDUCTIONS = frozenset({
     "sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "all", "any",
     "nll_loss_forward", "nll_loss_backward", "nll_loss2d_forward", "nll_loss2d_backward",
-    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
+    "_softmax", "_safe_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data",
     "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
     "_fused_rms_norm", "_fused_rms_norm_backward",
+    "_batch_norm_with_update", "batch_norm_backward", "native_batch_norm", "native_batch_norm_backward",
 })  # fmt: skip
 
 MOVES = frozenset({

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from placewise.core.arrays import Ints, Ragged
+from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.errors import CaptureError
 from placewise.core.graph import PHASES, Graph, Ops, Tensors
 from placewise.core.grouping import module_path
@@ -23,14 +23,26 @@ from placewise.graph_capture.call_slots import slots_of, written_slots
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Call, Layout, Program, Slot, fill_slots
 from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
+from placewise.rewrite.channels_last import lay_out
 from placewise.rewrite.fusable_ops import DTYPE_NAMES, is_fusable
 from placewise.rewrite.piece import Like, Piece
+from placewise.rewrite.recomputing import find_repeated, is_cheap
 
 MOST_OPS = 64  # of a piece: compilers take long for larger ones
+
+STATISTICS = "batch_norm_with_update"  # in a name it says that a piece changes running statistics and nothing else
 
 NAMED_OPS = 4  # how many of its ops a piece is named after
 
 UPDATE = PHASES.index("update")
+
+CAST = "aten._to_copy"
+
+aten = torch.ops.aten
+
+PORTABLE: dict[Any, Any] = {  # what reads what the forward kernel has kept -> what reads no more than a compiled one keeps
+    aten.batch_norm_backward.default: aten.native_batch_norm_backward.default,
+}
 
 
 def fuse(step: CapturedStep) -> tuple[Graph, Program]:
@@ -38,7 +50,10 @@ def fuse(step: CapturedStep) -> tuple[Graph, Program]:
     if step.graph.has_options:
         raise CaptureError("fuse: the graph has optional ops; fuse it before they are added")
     values = ResolvedProgram.of(step)
-    clusters = _Clusters(values)
+    program = lay_out(values)
+    if program is not step.program:
+        values = ResolvedProgram.of_program(step.graph, program)
+    clusters = Clusters(values)
     clusters.grow()
     return _Rewriting(values, clusters).result()
 
@@ -59,13 +74,17 @@ def block_of(path: str, parents: frozenset[str]) -> str:
 # --- which ops are fused ---
 
 
-class _Clusters:
+class Clusters:
     """The ops that are one piece; every other op is alone. A cluster runs at the position of one of its ops."""
 
     def __init__(self, values: ResolvedProgram) -> None:
         self.graph, self.values = values.graph, values
         graph, program, o = values.graph, values.program, values.graph.ops
         self.reads, self.writes, self.after = o.reads.lists(), o.writes.lists(), o.after.lists()
+        for op, call in enumerate(values.op_calls):
+            if call.function in PORTABLE:
+                kept = {values.storages[slot] for slot in slots_of(_portable(call))}
+                self.reads[op] = [tensor for tensor in self.reads[op] if int(graph.storage[tensor]) in kept]
         self.makers, self.readers = graph.producer.tolist(), graph.readers.lists()
         self.alias_of, self.groups = graph.tensors.alias_of.tolist(), o.groups.tolist()
         self.cluster = list(range(len(o)))  # [ops]
@@ -84,14 +103,19 @@ class _Clusters:
         self.host_sets = self._host_sets()
 
     def grow(self) -> None:
-        """Joins ops, in program order, with those that make what they read."""
-        for op, kind in enumerate(self.kinds):
-            if kind is None:
-                continue
-            for tensor in self.reads[op]:
-                maker = self.makers[tensor]
-                if maker >= 0 and self.kinds[maker] == kind:
-                    self._join(self.cluster[maker], self.cluster[op])
+        """Joins ops, in program order, with those that make what they read.
+
+        What a later op stood in the way of, as the rest of a group, is tried once more at the end.
+        """
+        pairs = [
+            (maker, op)
+            for op, kind in enumerate(self.kinds)
+            if kind is not None
+            for tensor in self.reads[op]
+            if (maker := self.makers[tensor]) >= 0 and self.kinds[maker] == kind
+        ]
+        for maker, op in (*pairs, *pairs):
+            self._join(self.cluster[maker], self.cluster[op])
 
     def _kinds(self, gate: int) -> list[Any]:
         """Returns for each op what must be equal for ops to be fused, None for one that is not: [ops]."""
@@ -112,7 +136,34 @@ class _Clusters:
                 found.append((UPDATE, self.groups[op], op >= gate) if self.group_size[self.groups[op]] > len(o) else None)
             else:
                 found.append((phases[op], micro_batches[op], blocks[paths[op]], compute[op], o.devices[op], op >= gate))
+        self._move_casts(found)
+        self._move_to_updates(found)
         return found
+
+    def _move_casts(self, kinds: list[Any]) -> None:
+        """Makes a cast between two blocks part of the one that makes what it reads, or else of the one that reads it."""
+        for op in range(len(kinds)):
+            if kinds[op] is None or self.graph.ops.kinds[op] != CAST or len(self.reads[op]) != 1:
+                continue
+            maker, (phase, micro_batch, _, *rest) = self.makers[self.reads[op][0]], kinds[op]
+            near = [kinds[maker]] if maker >= 0 and kinds[maker] is not None else [kinds[user] for user in self.users[op]]
+            if near and all(other == near[0] for other in near) and near[0] is not None:
+                other_phase, other_micro_batch, _, *other_rest = near[0]
+                if (phase, micro_batch, rest) == (other_phase, other_micro_batch, other_rest):
+                    kinds[op] = near[0]
+
+    def _move_to_updates(self, kinds: list[Any]) -> None:
+        """Makes what only an update reads, as a gradient's cast, part of that update."""
+        phases, outputs = self.graph.ops.phases.tolist(), set(self.graph.outputs.tolist())
+        for op in range(len(kinds) - 1, -1, -1):
+            if kinds[op] is None or phases[op] == UPDATE or len(self.writes[op]) > 1 or not self.users[op]:
+                continue
+            (made,) = self.writes[op]
+            wanted = {kinds[user] if phases[user] == UPDATE else None for user in self.users[op]}
+            if not is_cheap(self.values.op_calls[op]) or self.alias_of[made] >= 0 or made in outputs:
+                continue
+            if len(wanted) == 1 and None not in wanted:
+                kinds[op] = wanted.pop()
 
     def _checked(self) -> set[int]:
         """The ops whose results the host reads."""
@@ -227,36 +278,44 @@ class _Fused:
 
 
 class _Rewriting:
-    def __init__(self, values: ResolvedProgram, clusters: _Clusters) -> None:
+    def __init__(self, values: ResolvedProgram, clusters: Clusters) -> None:
         self.graph, self.program, self.values, self.clusters = values.graph, values.program, values, clusters
         self.known: dict[Piece, Piece] = {}
-        self.needed_outside = self._needed_outside()
         kept = {*self.program.outputs, *(check.slot for check in self.program.checks), *_read_by_host(values)}
         self.kept_storages = {values.storages[slot] for slot in kept}
+        self.repeated = find_repeated(clusters, self.kept_storages)
+        self.needed_outside = self._needed_outside()
         self.outputs = set(self.graph.outputs.tolist())
 
     def result(self) -> tuple[Graph, Program]:
-        fused = {c: self._fused(members) for c, members in self.clusters.members.items() if len(members) > 1}
+        fused = {c: self._fused(c) for c in self.clusters.members if self._is_piece(c)}
         order = sorted(self.clusters.members, key=self.clusters.position.__getitem__)  # [new ops] -> clusters
         number = {cluster: op for op, cluster in enumerate(order)}
         new_op = np.array([number[cluster] for cluster in self.clusters.cluster], np.int64)  # [old ops]
         graph, new_tensor = self._graph(order, fused, new_op)
         return graph, self._program(fused, new_op, new_tensor)
 
+    def _is_piece(self, cluster: int) -> bool:
+        """Whether a cluster becomes a piece; batch norm's backward pass does also if it is alone, see PORTABLE."""
+        members = self.clusters.members[cluster]
+        return len(members) > 1 or cluster in self.repeated or self.values.op_calls[members[0]].function in PORTABLE
+
     def _needed_outside(self) -> set[int]:
         """The old graph's tensors that another cluster than their maker's reads or overwrites."""
         c, found = self.clusters, set[int]()
-        for op, reads in enumerate(c.reads):
-            overwritten = [c.alias_of[tensor] for tensor in c.writes[op] if c.alias_of[tensor] >= 0]
-            for tensor in (*reads, *overwritten):
-                if c.makers[tensor] >= 0 and c.cluster[c.makers[tensor]] != c.cluster[op]:
-                    found.add(tensor)
+        for cluster in c.members:
+            inside = {*c.members[cluster], *self.repeated.get(cluster, ())}
+            for op in inside:
+                overwritten = [c.alias_of[tensor] for tensor in c.writes[op] if c.alias_of[tensor] >= 0]
+                found.update(t for t in (*c.reads[op], *overwritten) if c.makers[t] >= 0 and c.makers[t] not in inside)
         return found
 
     # --- a piece ---
 
-    def _fused(self, members: list[int]) -> _Fused:
-        c, values, storages, ops = self.clusters, self.values, self.values.storages, set(members)
+    def _fused(self, cluster: int) -> _Fused:
+        c, values, storages = self.clusters, self.values, self.values.storages
+        members, repeated = c.members[cluster], self.repeated.get(cluster, [])
+        ops, again = set(members), {t: op for op in repeated for t in c.writes[op]}
         made_here = {t for op in members for t in c.writes[op] if c.alias_of[t] < 0}  # storages
         local: dict[Slot, Slot] = {}
         inputs: dict[Slot, Like | None] = {}
@@ -264,11 +323,14 @@ class _Rewriting:
         calls: list[Call] = []
 
         def name(slot: Slot) -> Slot:
-            """Returns the piece's own slot for one of the program's; adds the views that it is made by."""
+            """Returns the piece's own slot for one of the program's; adds the views and repeated ops that make it."""
             if slot in local:
                 return local[slot]
             if slot in values.views:
                 add(values.views[slot])
+                return local[slot]
+            if storages[slot] in again:
+                add(values.op_calls[again[storages[slot]]])
                 return local[slot]
             local[slot] = Slot(len(local))
             inputs[local[slot]] = None if storages[slot] == HOST_VALUE else self._like(slot)
@@ -276,6 +338,7 @@ class _Rewriting:
             return local[slot]
 
         def add(call: Call) -> None:
+            call = _portable(call)
             renamed = {slot: name(slot) for slot in slots_of(call)}
             for slot in call.results:
                 local.setdefault(slot, Slot(len(local)))
@@ -293,9 +356,12 @@ class _Rewriting:
         results = {local[slot]: self._like(slot) for slot in leaving}
         overwritten = {storages[slot] for slot in given} & self._overwritten(members)
         written = tuple(i for i, slot in enumerate(given) if storages[slot] in overwritten)
-        piece = Piece.of(_name([self.graph.ops.kinds[op] for op in members]), inputs, calls, results, written)
+        piece = Piece.of("", inputs, calls, results, written)
+        piece = replace(piece, name=_name([self.graph.ops.kinds[op] for op in members], piece.only_updates_statistics))
         piece = self.known.setdefault(piece, piece)
-        reads = dict.fromkeys(t for op in members for t in c.reads[op] if c.makers[t] < 0 or c.makers[t] not in ops)
+        inside = [*repeated, *members]
+        here = set(inside)
+        reads = dict.fromkeys(t for op in inside for t in c.reads[op] if c.makers[t] not in here)
         writes = [storages[slot] for slot in leaving]
         for op in members:  # in place: the first version stands for all that are made here
             for tensor in c.writes[op]:
@@ -304,7 +370,9 @@ class _Rewriting:
                     writes.append(tensor)
         assert all(storages[slot] in made_here for slot in leaving)
         call = Call(piece, tuple(given), {}, tuple(leaving), -1)
-        return _Fused(piece, call, tuple(reads), tuple(writes), self._border_bytes(members, leaving, made_here))
+        made_here |= again.keys()
+        bytes_moved = self._border_bytes(inside, leaving, made_here)
+        return _Fused(piece, call, tuple(reads), tuple(writes), bytes_moved)
 
     def _leaves(self, storage: int, ops: set[int]) -> bool:
         """Whether something outside reads or overwrites a storage that a piece has made."""
@@ -362,6 +430,7 @@ class _Rewriting:
         names, kinds, reads, writes, after = [], [], [], [], []
         counts: dict[str, int] = {}
         taken = {old.ops.names[cluster] for cluster in order if cluster not in fused}
+        late_readers = self._late_readers()
         for op, cluster in enumerate(order):
             members = c.members[cluster]
             if cluster in fused:
@@ -374,22 +443,24 @@ class _Rewriting:
                 kinds.append(old.ops.kinds[cluster])
                 reads.append(_mapped(c.reads[cluster], new_tensor))
                 writes.append(_mapped(c.writes[cluster], new_tensor))
-            after.append(sorted({int(new_op[earlier]) for member in members for earlier in c.after[member]} - {op}))
-        o, first = old.ops, np.array([c.members[cluster][0] for cluster in order], np.int64)
+            earlier = {*(e for member in members for e in c.after[member]), *late_readers.get(cluster, ())}
+            after.append(sorted({int(new_op[e]) for e in earlier} - {op}))
+        o, last = old.ops, np.array([c.members[cluster][-1] for cluster in order], np.int64)
         moved = [fused[k].bytes_moved if k in fused else float(o.bytes_moved[k]) for k in order]
         ops = Ops(
             names=tuple(names),
             kinds=tuple(kinds),
-            phases=o.phases[first],
-            groups=groups[o.groups[first]],
+            phases=o.phases[last],
+            groups=groups[o.groups[last]],
             reads=Ragged.of(reads),
             writes=Ragged.of(writes),
             after=Ragged.of(after),
-            flops=np.bincount(new_op, weights=o.flops, minlength=len(order)).astype(np.float64),
+            flops=np.bincount(new_op, weights=o.flops, minlength=len(order)).astype(np.float64)
+            + self._repeated_flops(order),
             bytes_moved=np.array(moved, np.float64),
-            devices=tuple([o.devices[op] for op in first.tolist()]),
-            micro_batches=o.micro_batches[first],
-            compute=o.compute[first],
+            devices=tuple([o.devices[op] for op in last.tolist()]),
+            micro_batches=o.micro_batches[last],
+            compute=o.compute[last],
         )
         t = old.tensors
         kept = np.flatnonzero(stays)
@@ -404,6 +475,23 @@ class _Rewriting:
         )
         outputs = np.array(list(dict.fromkeys(new_tensor[old.outputs].tolist())), np.int64)
         return replace(old, tensors=tensors, ops=ops, outputs=outputs), new_tensor
+
+    def _late_readers(self) -> dict[int, list[int]]:
+        """Returns for each cluster that overwrites something the clusters that read it because they repeat an op."""
+        c, readers = self.clusters, dict[int, list[int]]()
+        for cluster, ops in self.repeated.items():
+            for tensor in dict.fromkeys(tensor for op in ops for tensor in c.reads[op]):
+                readers.setdefault(tensor, []).append(cluster)
+        found: dict[int, list[int]] = {}
+        for tensor, old in enumerate(c.alias_of):
+            if old in readers:
+                found.setdefault(c.cluster[c.makers[tensor]], []).extend(readers[old])
+        return found
+
+    def _repeated_flops(self, order: list[int]) -> Floats:
+        """Returns the flops of what each cluster repeats: [new ops]."""
+        flops = self.graph.ops.flops
+        return np.array([float(flops[self.repeated.get(cluster, [])].sum()) for cluster in order])
 
     def _new_tensors(self, fused: dict[int, _Fused]) -> Ints:
         """Returns for each tensor the one that stands for it: itself, an earlier version from the same piece, or -1."""
@@ -423,7 +511,7 @@ class _Rewriting:
         for path in paths[1:]:
             same = [a == b for a, b in zip(common, path, strict=False)]
             common = common[: same.index(False) if False in same else len(same)]
-        phase = int(self.graph.ops.phases[members[0]])
+        phase = int(self.graph.ops.phases[members[-1]])
         suffix = f".{PHASES[phase]}" if phase else ""
         name = ".".join([*filter(None, common), f"fused_{fused.piece.name}"]) + suffix
         while True:
@@ -468,6 +556,16 @@ class _Rewriting:
         return replace(old, calls=tuple(calls), residents=residents, gate=gate)
 
 
+def _portable(call: Call) -> Call:
+    """Returns a call as it is in a piece."""
+    if call.function not in PORTABLE:
+        return call
+    *args, mask = call.args[: len(call.args) - 1]  # without what cuDNN has kept
+    if len(call.results) == len(mask):  # also of gradients that nobody needs
+        mask = [True] * len(mask)
+    return call._replace(function=PORTABLE[call.function], args=(*args, mask))
+
+
 def _read_by_host(values: ResolvedProgram) -> set[Slot]:
     """Returns the tensors that the host reads numbers from in the middle of the step."""
     return {slot for call in values.late_calls.values() for slot in slots_of(call) if values.storages[slot] != HOST_VALUE}
@@ -478,7 +576,9 @@ def _mapped(tensors: Iterable[int], new_tensor: Ints) -> list[int]:
     return list(dict.fromkeys(int(new_tensor[tensor]) for tensor in tensors))
 
 
-def _name(kinds: list[str]) -> str:
-    """Returns a name for a piece: what its first few kinds of op are."""
+def _name(kinds: list[str], is_batch_norm: bool) -> str:
+    """Returns a name for a piece: its first few kinds of op; batch norm comes first if nothing else is changed."""
     names = dict.fromkeys(kind.rpartition(".")[2].strip("_") for kind in kinds)
-    return "_".join(list(names)[:NAMED_OPS])
+    if is_batch_norm:
+        return "_".join([STATISTICS, *[name for name in names if name != STATISTICS][: NAMED_OPS - 1]])
+    return "_".join(["batch_norm" if name == STATISTICS else name for name in list(names)[:NAMED_OPS]])

@@ -16,6 +16,8 @@ from torch import Tensor
 from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.program import HERE, Call, Slot, fill_slots
 
+BATCH_NORM = torch.ops.aten._batch_norm_with_update.default
+
 
 class Like(NamedTuple):
     """What is known of a tensor that a piece reads or makes."""
@@ -87,6 +89,26 @@ class Piece:
     def on_meta(self) -> tuple[Tensor, ...]:
         """Returns what it would return, on the meta device."""
         return tuple([like.make("meta") for like in self.made])
+
+    @property
+    def only_updates_statistics(self) -> bool:
+        """Whether all that it changes in place are running statistics, which only a batch norm touches."""
+        changed = {self.inputs[number] for number in self.written}
+        others = [slot for call in self.calls if call.function is not BATCH_NORM for slot in slots_of(call)]
+        others += [slot for call in self.calls if call.function is BATCH_NORM for slot in call.args[:3]]
+        return bool(changed) and changed.isdisjoint(others)
+
+    def without_statistics(self) -> "Piece":
+        """Returns the piece without the running statistics that it updates, to be run once more."""
+        changed = {self.inputs[number] for number in self.written}
+        calls = []
+        for call in self.calls:
+            if call.function is BATCH_NORM:
+                args = (*call.args[:3], None, None, True, *call.args[5:])
+                call = call._replace(function=torch.ops.aten.native_batch_norm.default, args=args, results=call.results[:3])
+            calls.append(call)
+        inputs = {slot: like for slot, like in zip(self.inputs, self.likes, strict=True) if slot not in changed}
+        return Piece.of(self.name, inputs, calls, dict(zip(self.results, self.made, strict=True)), ())
 
     @cached_property
     def _num_slots(self) -> int:

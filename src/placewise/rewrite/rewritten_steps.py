@@ -6,14 +6,15 @@ from dataclasses import replace
 from placewise.core.errors import PlanError
 from placewise.core.graph import Graph
 from placewise.core.plan import Plan, digest_of_graph
+from placewise.formats.files import describe
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Program
 from placewise.rewrite.augmented_program import augment
 from placewise.rewrite.fuse import fuse
-from placewise.rewrite.memory_options import MEMORY_OPTIONS
+from placewise.rewrite.memory_options import MEMORY_OPTIONS, check_rewrites
 from placewise.rewrite.optional_tensors import OptionalTensors
 
-FUSE = "fuse 1"  # with its version: another version makes another graph of the same step
+FUSE = "fuse 2"  # with its version: another version makes another graph of the same step
 
 
 def _add_options(choice: OptionalTensors) -> Callable[[CapturedStep], tuple[Graph, Program]]:
@@ -33,8 +34,11 @@ def rewrite(step: CapturedStep, names: Sequence[str]) -> CapturedStep:
     for name in names:
         if name not in REWRITES:
             raise PlanError(
-                f"plan: its graph was made by {name!r}, which this version does not have (it has {', '.join(REWRITES)})"
+                f"plan: its graph was made by {describe(name)}, which this version does not have "
+                f"(it has {', '.join(REWRITES)})"
             )
+    check_rewrites(names)
+    for name in names:
         graph, program = REWRITES[name](found)
         graph = replace(graph, rewrites=(*found.graph.rewrites, name))
         found = replace(captured, graph=graph, program=program, captured=captured)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from placewise.core.cluster import Cluster
 from placewise.core.errors import ExecutionError
+from placewise.machines.slices import Cut
 from placewise.run.backends import BACKENDS, backend_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class RealDevice:
     torch_device: str  # where its tensors are
     launches_from_host: bool = False  # the calling thread launches its ops on a stream; else its own thread runs them
     threads: int = 0  # for each op that its own thread runs
-    slice: tuple[int, int] | None = None  # (index, count): one of `count` virtual devices that share an accelerator
+    slice: tuple[int, Cut] | None = None  # (index, cut): one of the virtual devices that share an accelerator
     cores: tuple[int, ...] = ()  # the processors of its own thread
     rank: int | None = None  # of torch.distributed, if another process runs it; None: this one does
     host_cores: tuple[int, ...] = ()  # the processors that are left for launching and pinning, if other devices need it
@@ -35,11 +36,11 @@ class RealDevice:
         return replace(self, name=f"{self.name} pinning", threads=num_threads, cores=self.host_cores)
 
 
-def real_devices(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> tuple[RealDevice, ...]:
+def real_devices(cluster: Cluster, virtual: Mapping[str, Cut] | None = None) -> tuple[RealDevice, ...]:
     """Returns the real device for each device of a cluster, in the cluster's order.
 
-    Each backend decides for the devices of its kind (`Backend.claim`). `virtual` has the number of slices that a GPU is cut
-    into, by PyTorch's name for the GPU.
+    Each backend decides for the devices of its kind (`Backend.claim`). `virtual` says how a GPU is cut into slices, by
+    PyTorch's name for the GPU.
     """
     for device in cluster.devices:
         if device.kind not in BACKENDS:

@@ -115,12 +115,42 @@ def _trace(piece: Piece, device: torch.device, mode: FakeTensorMode) -> tuple[to
         return made
 
     with mode:
-        traced = make_fx(run, decomposition_table=select_decomp_table(), tracing_mode="real")(*fakes, *shapes)
+        table = {**select_decomp_table(), **DECOMPOSITIONS}
+        traced = make_fx(run, decomposition_table=table, tracing_mode="real")(*fakes, *shapes)
     for node in [node for node in traced.graph.nodes if node.op == "placeholder"][len(fakes) :]:
         traced.graph.erase_node(node)  # fails if the value counts after all
     traced.recompile()
+    output = next(iter(traced.graph.find_nodes(op="output")))  # without these, Inductor may pad the results' rows
+    output.meta["user_visible_output_idxs"] = list(range(len(piece.made)))
+    output.meta["original_output_strides"] = [like.strides for like in piece.made]
     return traced, fakes
 
+
+def _nll_loss_backward(
+    gradient: Tensor, scores: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int, total: Tensor
+) -> Tensor:
+    """Returns the gradient of a loss by comparing; PyTorch's own scatters into a matrix of zeros, which fills memory."""
+    dim = 0 if scores.dim() < 2 else 1
+    if reduction == MEAN:
+        gradient = gradient / total
+    if gradient.dim():
+        gradient = gradient.unsqueeze(dim)
+    shape = [-1 if i == dim else 1 for i in range(scores.dim())]
+    if weight is not None:
+        gradient = gradient * weight.view(shape)
+    classes = torch.arange(scores.size(dim), device=scores.device).view(shape)
+    target = target.reshape(target.shape if scores.dim() > 1 else ()).unsqueeze(dim)
+    return torch.where((classes == target) & (target != ignored), -gradient, 0).to(scores.dtype)
+
+
+MEAN = 1  # a reduction
+
+aten = torch.ops.aten
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {  # instead of Inductor's
+    aten.nll_loss_backward.default: _nll_loss_backward,
+    aten.nll_loss2d_backward.default: _nll_loss_backward,
+}
 
 FORMS: dict[str, Callable[..., Tensor]] = {  # ops that read numbers of the host, with tensors in their place
     "add": lambda x, y, alpha=1: x + y * alpha,

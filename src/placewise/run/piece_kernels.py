@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -69,11 +69,13 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
     if num_processes > 1:
         _compile_in_processes(new, num_processes, report)
     reasons: dict[str, int] = {}
+    is_compiled = not new or num_processes > 1  # and only has to be loaded
     for number, wanted in enumerate(missing):
-        if new and num_processes <= 1:
+        if not is_compiled:
             report(f"compiling kernel {number + 1:,} of {len(missing):,}")
         try:
-            _kernels[wanted.key] = _compiled(wanted)
+            with _without_more_processes() if is_compiled else nullcontext():
+                _kernels[wanted.key] = _compiled(wanted)
         except Exception as problem:
             _failed[wanted.key] = reason = f"{type(problem).__name__}: {one_line(problem)[:200]}"
             reasons[reason] = reasons.get(reason, 0) + 1
@@ -84,6 +86,15 @@ def compile_all(pieces: Iterable[Wanted], report: Callable[[str], None] = lambda
         report("")  # nothing is being compiled any more
     for reason, count in reasons.items():
         report(f"{format_count(count, 'fused op')} can't be compiled and will run unfused, op by op: {reason}")
+
+
+@contextmanager
+def _without_more_processes() -> Iterator[None]:
+    """Keeps Inductor from starting processes of its own, which take longer to start than kernels to be loaded."""
+    from torch._inductor import config
+
+    with config.patch(compile_threads=1):
+        yield
 
 
 def _compiled(wanted: Wanted) -> Kernel:

@@ -11,6 +11,7 @@ class StepTrace:
     def __init__(self) -> None:
         self.times: dict[int, tuple[float, float]] = {}  # instruction -> start and end, in seconds of one clock
         self.nbytes: dict[int, int] = {}  # instruction -> bytes of the storages that it made
+        self.rows: dict[int, tuple[int, ...]] = {}  # instruction -> all that one call launched with it
 
     def add(self, number: int, start: float | None, end: float | None, *made: Tensor | SavedPass | LeanPass | None) -> None:
         """Adds an instruction; the streams fill in the times of what the host launches when the step has ended.

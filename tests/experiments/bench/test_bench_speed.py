@@ -21,7 +21,6 @@ from placewise.experiments.bench.bench_speed import (
     OURS,
     StepSpeed,
     checkpoint_blocks,
-    compare_ways,
     eager_step,
     prepare_way,
 )
@@ -32,11 +31,15 @@ from placewise.rewrite.augmented_graph import add_options
 SMALL = "rnnlm:layers=1,hidden=4,steps=2,batch=2,vocab=5"
 
 
-def test_eager_and_placewise_train_the_same_step() -> None:
-    """The first losses are of the same weights and the same batch."""
-    rows, problems = compare_ways(SMALL, (EAGER, OURS), "cpu", 2)
-    assert problems == []
+def test_eager_and_placewise_train_the_same_step(tmp_path: Path) -> None:
+    """The first losses are of the same weights and the same batch; the page has a line for the model."""
+    page = tmp_path / "speed.md"
+    found = StepSpeed((SMALL,), ways=(EAGER, OURS), rounds=2, output=str(page)).run()
+    assert found.warnings == ()
+    rows = found.data["speed"]
     assert [row["way"] for row in rows] == [EAGER, OURS]
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith(f"| `{SMALL}` |")]
+    assert line.endswith(f"| {rows[1]['time / eager']:.2f}, {rows[1]['memory / eager']:.2f} |")
     assert rows[0]["first loss"] == pytest.approx(rows[1]["first loss"], rel=1e-6)
     assert (rows[0]["time / eager"], rows[0]["memory / eager"]) == (1.0, 1.0)
     assert all(row["ms"] > 0 and row["peak MiB"] > 0 for row in rows)
@@ -60,22 +63,57 @@ class _Connection:
 def test_a_way_that_fails_has_no_figures_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eager takes 2 s and 4 s (median 3), with 2 MiB; ours 1.5 s twice, with 1 MiB; the third one's process dies."""
     steps = {
-        EAGER: [("loss", 1.0), ("seconds", 2.0), ("seconds", 4.0), ("peak", 2**21)],
-        OURS: [("loss", 1.0), ("seconds", 1.5), ("seconds", 1.5), ("peak", 2**20)],
-        "torch.compile": [("loss", 1.0), ("seconds", 1.0)],
+        EAGER: [("ready", None), ("loss", 1.0), ("seconds", 2.0), ("seconds", 4.0), ("peak", 2**21)],
+        OURS: [("ready", None), ("loss", 1.0), ("seconds", 1.5), ("seconds", 1.5), ("peak", 2**20)],
+        "torch.compile": [("ready", None), ("loss", 1.0), ("seconds", 1.0)],
     }
 
     @contextmanager
     def started(model: str, way: str, *_: Any) -> Iterator[bench_speed._Runner]:
         yield bench_speed._Runner(_Connection(steps[way]))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench_speed, "_started", started)
+    monkeypatch.setattr(bench_speed, "started", started)
     found = StepSpeed((SMALL,), ways=(EAGER, OURS, "torch.compile"), rounds=2).run()
     eager, ours, dead = found.data["speed"]
     assert (eager["ms"], eager["peak MiB"]) == (3000, 2)
     assert (ours["time / eager"], ours["memory / eager"]) == (0.5, 0.5)
     assert dead["ms"] == "-"
     assert found.warnings == (f"{SMALL}, torch.compile: its process ended; perhaps there is too little memory",)
+
+
+def test_models_are_prepared_together_and_measured_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three models start at once; each one's processes end before the next model's first question."""
+    events: list[str] = []
+
+    class Talking(_Connection):
+        def __init__(self, model: str) -> None:
+            super().__init__([("ready", None), ("loss", 1.0), ("seconds", 1.0), ("peak", 1)])
+            self.model = model
+
+        def send(self, question: str) -> None:
+            events.append(f"{question} {self.model}")
+
+    @contextmanager
+    def started(model: str, *_: Any) -> Iterator[bench_speed._Runner]:
+        events.append(f"start {model}")
+        yield bench_speed._Runner(Talking(model))  # type: ignore[arg-type]
+        events.append(f"end {model}")
+
+    monkeypatch.setattr(bench_speed, "started", started)
+    models = ("nmt", "gpt", "rnnlm")
+    rows = StepSpeed(models, ways=(EAGER,), rounds=1, at_once=2).run().data["speed"]
+    assert [row["model"] for row in rows] == list(models)
+    measured = [[f"{event} {model}" for event in ("warm-up", "step", "peak", "end")] for model in models]
+    assert events == ["start nmt", "start gpt", *measured[0], *measured[1], "start rnnlm", *measured[2]]
+
+
+def test_kernels_of_a_model_that_can_not_be_run_are_a_problem_and_no_row() -> None:
+    refused, fine = (
+        bench_speed._Runner(_Connection(answers))  # type: ignore[arg-type]
+        for answers in ([("problem", "no kernels")], [("loss", 1.0), ("kernels", {})])
+    )
+    assert bench_speed.compare_kernels("m", {EAGER: refused, OURS: fine}) == []
+    assert refused.problem == "no kernels"
 
 
 def test_the_eager_step_does_what_the_step_describes() -> None:
@@ -155,6 +193,8 @@ def test_ways_that_spare_memory_train_the_same_step(tmp_path: Path) -> None:
         ({"ways": ("eager", "plan")}, "--plan: give the plan of one MODEL, and `plan` among the --ways"),
         ({"ways": ("eagre",)}, "--ways: there is no way 'eagre' on a cpu: did you mean 'eager'"),
         ({"models": ("no-such-model",)}, "no-such-model"),
+        ({"models": ("step_that_is_not_there:step",)}, "No module named 'step_that_is_not_there'"),
+        ({"models": ("operator:neg",), "ways": (EAGER,)}, "model 'operator:neg': TypeError"),
     ],
 )
 def test_wrong_words_are_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:

@@ -4,7 +4,6 @@ from threading import Thread
 
 import torch
 
-from placewise.experiments.bench.bench_speed import compare_kernels
 from placewise.experiments.bench.step_kernels import Launched, differences, kernels_of
 
 
@@ -39,9 +38,3 @@ def test_rows_are_the_sum_and_what_differs_with_the_largest_time_first() -> None
         {"model": "m", "kernel": "slow", "a: launches": 1, "b: launches": 3, "a: ms": 2000.0, "b: ms": 5000.0},
         {"model": "m", "kernel": "new", "a: launches": 0, "b: launches": 2, "a: ms": 0.0, "b: ms": 250.0},
     ]
-
-
-def test_a_model_that_can_not_be_run_is_a_problem_and_no_row() -> None:
-    rows, (problem,) = compare_kernels("step_that_is_not_there:step", "cpu")
-    assert rows == []
-    assert problem.startswith("step_that_is_not_there:step, eager: ")

@@ -8,7 +8,7 @@ import pytest
 
 from placewise.core.errors import ExecutionError
 from placewise.run.backends import green_contexts
-from placewise.run.backends.green_contexts import Resource, _Driver, _split
+from placewise.run.backends.green_contexts import Resource, _Driver, _slices, _split
 
 
 class Splitter:
@@ -48,6 +48,21 @@ def test_more_slices_than_multiprocessors_are_refused() -> None:
     driver: Any = Splitter()
     with pytest.raises(ExecutionError, match="cuda:0 has 132 multiprocessors, which can't be cut into 40 slices"):
         _split(driver, whole(), 40, "cuda:0")
+
+
+def test_slices_of_given_sizes_are_made_of_equal_parts() -> None:
+    """32 and 64 multiprocessors: one and two parts of 32."""
+    driver: Any = Splitter()
+    slices = _slices(driver, whole(), (32, 64), "cuda:0")
+    assert [[part.num_multiprocessors for part in parts] for parts in slices] == [[32], [32, 32]]
+    assert driver.sizes == [32]
+
+
+@pytest.mark.parametrize("sizes", [(33, 66), (64, 96), (4, 8)])
+def test_sizes_that_the_gpu_does_not_have_are_refused(sizes: tuple[int, ...]) -> None:
+    driver: Any = Splitter()
+    with pytest.raises(ExecutionError, match=f"132 multiprocessors, which can't be cut into slices of {sizes[0]} and"):
+        _slices(driver, whole(), sizes, "cuda:0")
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,45 @@ def test_the_hosts_time_is_taken_between_pauses(monkeypatch: pytest.MonkeyPatch)
     train_step = TrainStep(captured, placed, streams)
     assert train_step.host_seconds(batch, 1) == [len(pauses) - 1]
     assert len(pauses) == -(-len(placed.instructions.sequence) // 20) + 1 > 2
+
+
+def test_a_trace_ahead_has_rows_as_a_usual_step() -> None:
+    """The updates of two layers go out together, and so does what the trace has of them."""
+    model, batch = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(6, 4), torch.randn(6, 4))
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1), batch))
+    problem = Problem.of(captured.graph, cpu_cluster(1))
+    everything = np.zeros(problem.num_groups, np.int64)
+    placed = PlacedStep(
+        ResolvedProgram.of(captured), lower(problem, everything), tensor_devices(problem, everything),
+        stand_in_devices(problem.cluster, (True,)),
+    )  # fmt: skip
+    trace, again = TrainStep(captured, placed, InstantStreams([True])).trace_ahead(batch, 2)
+    assert trace.nbytes.keys() == again.nbytes.keys()
+    runs = {number for number, run in enumerate(placed.instructions.sequence) if isinstance(run, RunOp)}
+    assert any(len(row) > 1 for row in trace.rows.values())
+    assert set(trace.nbytes) == runs - {number for row in trace.rows.values() for number in row[1:]}
+
+
+def test_the_host_launches_both_passes_before_it_computes_what_the_update_reads() -> None:
+    """When it counts, batch norm has already written its statistics; with a second lane it has not."""
+    for from_host, launched in (((True,), 1), ((True, False), 0)):
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+        batch = (torch.randn(6, 4), torch.randn(6, 4))
+        captured = capture_step(TrainingStep(model, nn.MSELoss(), torch.optim.Adam(model.parameters()), batch))
+        problem = Problem.of(captured.graph, cpu_cluster(len(from_host)))
+        placement = np.arange(problem.num_groups) % len(from_host)
+        resolved, devices = ResolvedProgram.of(captured), stand_in_devices(problem.cluster, from_host)
+        placed = PlacedStep(resolved, lower(problem, placement), tensor_devices(problem, placement), devices)
+        train_step = TrainStep(captured, placed, InstantStreams(list(from_host)))
+        compute, found = train_step._compute_scalars, list[int]()
+
+        def counting(residents: Any, compute: Any = compute, norm: Any = model[1], found: list[int] = found) -> Any:
+            found.append(int(norm.num_batches_tracked))
+            return compute(residents)
+
+        train_step._compute_scalars = counting
+        train_step(batch)
+        assert found == [launched]
 
 
 @given(

@@ -18,7 +18,7 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.run.lower import neighbours
 from placewise.run.lower.check_instructions import check_instructions
-from placewise.run.lower.instructions import RunOp
+from placewise.run.lower.instructions import FreeTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.neighbours import FOREACH, find_rows, likeness, lower_side_by_side
 from placewise.run.lower.placed_step import PlacedStep
@@ -47,6 +47,26 @@ def placed(step: CapturedStep, seed: int, devices: int, *, has_thread: bool = Tr
 
 def rows_of(step: PlacedStep) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(find_rows(step, lambda number, op: None).values()))
+
+
+@pytest.mark.parametrize("seed", [1, 5, 7, 9])
+def test_rows_that_would_raise_a_peak_are_not_made(seed: int) -> None:
+    """Few rows of the batch, so that the update has the peak; in these orders rows would hold more at once."""
+    placed(captured(layers=4, width=30, rows=6), seed, 1)  # asserts that no peak is higher
+
+
+def test_nothing_is_freed_inside_a_row_that_makes_memory() -> None:
+    """One call makes all of it at once, so what is freed between two updates in this order would still be there."""
+    step = placed(captured(), 0, 2)
+    storages, sequence = step.resolved.graph.storage.tolist(), step.instructions.sequence
+    writes, rows = step.resolved.graph.ops.writes.lists(), rows_of(step)
+    assert rows
+    for row in rows:
+        first = sequence[row[0]]
+        assert isinstance(first, RunOp)
+        makes = any(storages[t] == t for t in writes[first.op])
+        inside = sequence[row[0] : row[-1]]
+        assert not (makes and any(isinstance(s, FreeTensor) and s.device == first.device for s in inside))
 
 
 def test_adam_of_all_parameters_is_one_row_for_each_of_its_ops() -> None:

@@ -1,25 +1,29 @@
 """How fast whole steps are on one device: `placewise bench speed`.
 
 Every way to run a step has a process of its own, so that one's memory, heap and compiled code don't help or hurt another.
-The processes take turns: while one runs a step, the others wait.
+They all start at once: each imports, draws weights, captures and compiles. Then they take turns: while one runs a step, the
+others wait.
 """
 
 import multiprocessing
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from placewise.core.errors import CaptureError, InputError, ModelError, PlacewiseError, one_line
+from placewise.core.errors import InputError, ModelError, PlacewiseError, one_line
 from placewise.core.suggestions import did_you_mean
 from placewise.experiments.bench import Benchmark, Findings, Rows, option
+from placewise.experiments.bench.speed_pages import kernels_page, speed_page
 from placewise.experiments.bench.step_kernels import Kernels, differences, kernels_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.connection import Connection
 
     from placewise.graph_capture.training_step import TrainingStep
@@ -30,7 +34,9 @@ FUSED, FUSED_GRAPHS = "placewise-fused", "placewise-fused-cuda-graphs"
 
 CHECKPOINTED, ON_CPU, PLAN = "checkpointing", "save-on-cpu", "plan"
 
-MORE_WAYS = (CHECKPOINTED, ON_CPU, PLAN)  # that spare memory, if they are asked for
+SHARDED = "fsdp-offload"  # fully_shard with CPU offload, and checkpointing where the model has blocks
+
+MORE_WAYS = (CHECKPOINTED, ON_CPU, SHARDED, PLAN)  # that spare memory, if they are asked for
 
 WAYS = {  # by kind of device
     "cpu": (EAGER, COMPILED, OURS, FUSED),
@@ -48,6 +54,26 @@ MODELS = {
     ),
 }
 
+KERNEL_MODELS = (  # with --kernels on a GPU
+    *MODELS["gpu"][:2],
+    *MODELS["gpu"][3:5],
+    *MODELS["gpu"][6:],
+    *("rnnlm", "nmt:layers=2"),
+    *(
+        f"{OUTSIDE}:{name}"
+        for name in (
+            "densenet",
+            "efficientnet_bf16",
+            "swin",
+            "mobilenet",
+            "encoder",
+            "bert_with_dropout",
+            "gpt2_with_dropout",
+        )
+    ),
+    *(f"{OUTSIDE}:{name}" for name in ("lstm", "whole_lstm", "gru", "rms_norm")),
+)
+
 WARM_UP = 3  # steps: torch.compile compiles in the first one, and libraries choose their kernels
 
 NO_FIGURE = "-"
@@ -64,36 +90,75 @@ class StepSpeed(Benchmark):
     ways: tuple[str, ...] = option(
         "list",
         "only these of eager, torch.compile, placewise, placewise-fused and both with -cuda-graphs; also "
-        "checkpointing, save-on-cpu, plan",
+        "checkpointing, save-on-cpu, fsdp-offload, plan",
     )
     plan: str | None = option("file", "what the way `plan` runs: a plan of the only model, with its cluster", "PLAN")
     rounds: int = option("positive", "steps of each way that are measured, after the warm-up", default=9)
     seed: int = option("count", "random seed of the weights and the batch", default=0)
+    at_once: int = option(
+        "positive", "models whose processes start at once; their memory must fit beside each other", default=1
+    )
     kernels: bool = option(
         "flag", "instead: which kernels placewise launches more or less often than eager code", default=False
     )
+    output: str | None = option("file", "write the page of the docs, again after each model", "PAGE.MD")
+    kernels_output: str | None = option("file", "compare kernels too, and write that page", "PAGE.MD")
 
     def run(self) -> Findings:
         """Measures one model after the other."""
-        ways = self._ways()
-        models = self.models or MODELS[self.device]
+        from placewise.formats.files import write_bytes
+        from placewise.models import check_name
+
+        ways = (EAGER, OURS) if self.kernels else self._ways()
+        if self.kernels_output is not None and not {EAGER, OURS} <= set(ways):
+            raise InputError(f"--kernels-output: compares {EAGER} with {OURS}, and one of them is not among the --ways")
+        models = self.models or (KERNEL_MODELS if self.kernels and self.device == "gpu" else MODELS[self.device])
         if (self.plan is not None) != (PLAN in ways) or (self.plan is not None and len(models) > 1):
             raise InputError("--plan: give the plan of one MODEL, and `plan` among the --ways")
         for model in models:
-            _check(model)
-        rows: Rows = []
+            check_name(model)
+        measured, launched = list[dict[str, Any]](), list[dict[str, Any]]()
+        rows = launched if self.kernels else measured
         warnings: list[str] = []
-        try:
-            for model in models:
-                if self.kernels:
-                    found, problems = compare_kernels(model, self.device, self.seed)
-                else:
-                    found, problems = compare_ways(model, ways, self.device, self.rounds, self.seed, self.plan)
-                rows += found
+        is_complete = False
+        with suppress(KeyboardInterrupt), closing(self._prepared(models, ways)) as prepared:
+            for model, runners in prepared:
+                if not self.kernels:
+                    measured += compare_ways(model, runners, self.rounds)[0]
+                if self.kernels or self.kernels_output is not None:
+                    launched += compare_kernels(model, runners)
+                if len(models) == 1 and all(runner.is_refused for runner in runners.values()):
+                    raise ModelError(next(iter(runners.values())).problem)
+                problems = _problems(model, runners)
                 warnings += problems
-        except KeyboardInterrupt:
-            return Findings({self.name(): rows}, _table(rows), tuple(warnings), is_complete=False)
-        return Findings({self.name(): rows}, _table(rows), tuple(warnings))
+                _tell("; ".join([f"{model}: measured", *problems]))
+                by_way = kernels_page(rows) if self.kernels else speed_page(rows, self.device, self.rounds)
+                for path, page in ((self.output, by_way), (self.kernels_output, kernels_page(launched))):
+                    if path is not None:
+                        write_bytes(path, ("\n".join(page) + "\n").encode())
+            is_complete = True
+        return Findings({self.name(): rows}, _table(rows), tuple(warnings), is_complete)
+
+    def _prepared(self, models: Sequence[str], ways: Sequence[str]) -> Generator[tuple[str, dict[str, "_Runner"]]]:
+        """Yields each model with a process for each way that is ready to run; they end when the next one is asked for.
+
+        Nothing is prepared while a model is measured: on an H200 that made a step of T5 in eager code take 271 ms for 176.
+        """
+        count, left = min(len(models), self.at_once) * len(ways), deque(models)
+        begun: deque[tuple[str, ExitStack, dict[str, _Runner]]] = deque()
+        with ExitStack() as stack:
+            while left or begun:
+                while left and len(begun) < self.at_once:
+                    model, end = left.popleft(), stack.enter_context(ExitStack())
+                    how = (self.device, self.seed, self.plan, count)
+                    begun.append((model, end, {way: end.enter_context(started(model, way, *how)) for way in ways}))
+                for number in range(len(begun)):
+                    for runner in begun[number][2].values():
+                        runner.wait()
+                for _ in range(len(begun)):
+                    model, end, runners = begun.popleft()
+                    yield model, runners
+                    end.close()
 
     def _ways(self) -> tuple[str, ...]:
         known = (*WAYS[self.device], *MORE_WAYS)
@@ -108,12 +173,9 @@ class StepSpeed(Benchmark):
         return tuple(self.ways or (*WAYS[self.device], *([] if self.plan is None else [PLAN])))
 
 
-def _check(model: str) -> None:
-    """Refuses what is no model; one that can't be captured may still run in eager code."""
-    from placewise.models import load_step
-
-    with suppress(CaptureError):
-        load_step(model)
+def _tell(line: str) -> None:
+    """Prints a line of progress."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def _table(rows: Rows) -> str:
@@ -125,35 +187,31 @@ def _table(rows: Rows) -> str:
 # --- turns ---
 
 
-def compare_ways(
-    model: str, ways: Sequence[str], device: str, rounds: int, seed: int = 0, plan: str | None = None
-) -> tuple[Rows, list[str]]:
+def compare_ways(model: str, runners: Mapping[str, "_Runner"], rounds: int) -> tuple[Rows, list[str]]:
     """Returns a row for each way to run a model's step, and what went wrong."""
-    with ExitStack() as stack:
-        runners: dict[str, _Runner] = {}
-        for way in ways:  # one after the other, so that no warm-up slows another one down
-            runners[way] = stack.enter_context(_started(model, way, device, seed, plan))
-            runners[way].wait()
-        for _ in range(rounds):
-            for runner in runners.values():
-                runner.step()
+    for runner in runners.values():  # one after the other, so that no warm-up slows another one down
+        runner.warm_up()
+    for _ in range(rounds):
         for runner in runners.values():
-            runner.end()
+            runner.step()
+    for runner in runners.values():
+        runner.end()
     first = runners.get(EAGER)
-    rows = [runner.row(model, way, first) for way, runner in runners.items()]
-    return rows, [f"{model}, {way}: {runner.problem}" for way, runner in runners.items() if runner.problem]
+    return [runner.row(model, way, first) for way, runner in runners.items()], _problems(model, runners)
 
 
-def compare_kernels(model: str, device: str, seed: int = 0) -> tuple[Rows, list[str]]:
-    """Returns the kernels that eager code and placewise launch differently often, and what went wrong."""
+def _problems(model: str, runners: Mapping[str, "_Runner"]) -> list[str]:
+    return [f"{model}, {way}: {runner.problem}" for way, runner in runners.items() if runner.problem]
+
+
+def compare_kernels(model: str, runners: Mapping[str, "_Runner"]) -> Rows:
+    """Returns the kernels that eager code and placewise launch differently often; none if something went wrong."""
     found: dict[str, Kernels] = {}
     for way in (EAGER, OURS):
-        with _started(model, way, device, seed, None) as runner:
-            runner.wait()
-            found[way] = runner.kernels()
-            if runner.problem:
-                return [], [f"{model}, {way}: {runner.problem}"]
-    return differences(model, found[EAGER], found[OURS], (EAGER, OURS)), []
+        runners[way].warm_up()
+        found[way] = runners[way].kernels()
+    is_known = not any(runner.problem for runner in runners.values())
+    return differences(model, found[EAGER], found[OURS], (EAGER, OURS)) if is_known else []
 
 
 class _Runner:
@@ -164,6 +222,7 @@ class _Runner:
         self.seconds: list[float] = []
         self.peak_bytes = self.loss = 0.0
         self.problem = ""
+        self.is_refused = False  # the model is no model
 
     def _ask(self, question: str | None) -> Any:
         """Returns the answer; None after a problem, whether it is the process's own end or the step's."""
@@ -175,14 +234,18 @@ class _Runner:
             kind, value = self._connection.recv()
         except (EOFError, OSError):
             kind, value = "problem", "its process ended; perhaps there is too little memory"
-        if kind == "problem":
-            self.problem = value
+        if kind in ("problem", "refusal"):
+            self.problem, self.is_refused = value, kind == "refusal"
             return None
         return value
 
     def wait(self) -> None:
-        """Returns when the warm-up is over."""
-        self.loss = self._ask(None) or 0.0
+        """Returns when the process is ready to run steps."""
+        self._ask(None)
+
+    def warm_up(self) -> None:
+        """Runs the first steps."""
+        self.loss = self._ask("warm-up") or 0.0
 
     def step(self) -> None:
         """Runs a step."""
@@ -213,11 +276,14 @@ class _Runner:
 
 
 @contextmanager
-def _started(model: str, way: str, device: str, seed: int, plan: str | None) -> "Iterator[_Runner]":
-    """Starts a process, and ends it."""
+def started(
+    model: str, way: str, device: str, seed: int, plan: str | None, num_processes: int
+) -> Iterator["_Runner"]:  # fmt: skip
+    """Starts a process, one of so many, and ends it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, model, way, device, seed, plan), daemon=True)
+    given = (theirs, num_processes, model, way, device, seed, plan)
+    process = context.Process(target=_serve, args=given, daemon=True)
     process.start()
     theirs.close()
     try:
@@ -239,36 +305,48 @@ class _Step(NamedTuple):
     warm_up: int
 
 
-def _serve(connection: "Connection", model: str, way: str, device: str, seed: int, plan: str | None) -> None:
-    """Runs steps until the other end is closed; sends the first loss, then answers each question."""
+def _serve(
+    connection: "Connection", num_processes: int, model: str, way: str, device: str, seed: int, plan: str | None
+) -> None:
+    """Runs steps until the other end is closed; says when it is ready, then answers each question."""
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         try:
-            _answer(connection, prepare_way(model, way, device, seed, plan), device)
+            if device == "gpu":
+                import torch
+
+                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // num_processes))
+            step = prepare_way(model, way, device, seed, plan)
+            losses = [float(step.run())] if way == COMPILED else []  # which compiles
+            step.synchronize()
+            _empty_cache(device)
+            connection.send(("ready", None))
+            _answer(connection, step, losses, device)
         except PlacewiseError as problem:
-            connection.send(("problem", str(problem)))
+            connection.send(("refusal" if isinstance(problem, ModelError) else "problem", str(problem)))
         except (EOFError, BrokenPipeError):
             raise
         except Exception as problem:
             connection.send(("problem", f"{type(problem).__name__}: {one_line(problem)}"))
 
 
-def _answer(connection: "Connection", step: _Step, device: str) -> None:
-    losses = [float(step.run()) for _ in range(step.warm_up)]
-    step.synchronize()
-    _reset_peak(device)
-    connection.send(("loss", losses[0]))
+def _answer(connection: "Connection", step: _Step, losses: list[float], device: str) -> None:
     while True:
         question = connection.recv()
-        if question == "peak":
+        if question == "warm-up":
+            while len(losses) < step.warm_up:
+                losses.append(float(step.run()))
+            step.synchronize()
+            _reset_peak(device)
+            connection.send(("loss", losses[0]))
+        elif question == "peak":
             connection.send(("peak", _peak_bytes(device)))
-            continue
-        if question == "kernels":
+        elif question == "kernels":
             connection.send(("kernels", kernels_of(step.run, step.synchronize, device)))
-            continue
-        begin = time.perf_counter()
-        step.run()
-        step.synchronize()
-        connection.send(("seconds", time.perf_counter() - begin))
+        else:
+            begin = time.perf_counter()
+            step.run()
+            step.synchronize()
+            connection.send(("seconds", time.perf_counter() - begin))
 
 
 def prepare_way(model: str, way: str, device: str, seed: int, plan: str | None = None) -> _Step:
@@ -291,19 +369,29 @@ def prepare_way(model: str, way: str, device: str, seed: int, plan: str | None =
     place = "cuda" if device == "gpu" else "cpu"
     if way == CHECKPOINTED:
         checkpoint_blocks(step.model)
+    if way == SHARDED:
+        step = sharded(step, place)
     changes: dict[str, Callable[..., Any]] = {COMPILED: torch.compile, ON_CPU: partial(_saved_on_cpu, device=device)}
-    run = eager_step(step, batch, place, changes.get(way))
+    run = eager_step(step, batch, place, changes.get(way), moves=way != SHARDED)
     torch.manual_seed(seed)
     return _Step(run, torch.cuda.synchronize if device == "gpu" else lambda: None, WARM_UP)
 
 
 def checkpoint_blocks(model: Any) -> int:
-    """Makes each block of a model compute again in the backward pass what it made in the forward pass; returns their number.
-
-    A block is an entry of a ModuleList or a Sequential that has modules inside; one of these lists is none.
-    """
-    from torch import nn
+    """Makes each block of a model compute its forward pass again in the backward pass; returns their number."""
     from torch.utils.checkpoint import checkpoint
+
+    blocks = _blocks(model)
+    if not blocks:
+        raise ModelError("the model has no blocks to checkpoint: no list of modules with modules inside")
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    return len(blocks)
+
+
+def _blocks(model: Any) -> list[Any]:
+    """Returns the entries of ModuleLists and Sequentials that have modules inside and are no such lists themselves."""
+    from torch import nn
 
     lists, blocks = (nn.ModuleList, nn.Sequential), dict[Any, None]()
 
@@ -315,11 +403,33 @@ def checkpoint_blocks(model: Any) -> int:
                 look(child)
 
     look(model)
-    if not blocks:
-        raise ModelError("the model has no blocks to checkpoint: no list of modules with modules inside")
+    return list(blocks)
+
+
+def sharded(step: "TrainingStep", device: str) -> "TrainingStep":
+    """Returns the step with FSDP2 on one device: weights and optimizer state in the CPU's memory, blocks checkpointed."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    mesh, blocks = init_device_mesh(device, (1,)), _blocks(step.model)
+    names = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    if blocks:
+        checkpoint_blocks(step.model)
+    how: dict[str, Any] = {"mesh": mesh, "offload_policy": CPUOffloadPolicy() if device == "cuda" else OffloadPolicy()}
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return len(blocks)
+        fully_shard(block, **how)
+    fully_shard(step.model, **how)
+    for buffer in step.model.buffers():
+        buffer.data = buffer.data.to(device)
+    now = dict(step.model.named_parameters())
+    optimizer: Any = step.optimizer
+    groups = [{**group, "params": [now[names[id(p)]] for p in group["params"]]} for group in optimizer.param_groups]
+    return replace(step, optimizer=type(optimizer)(groups))
 
 
 def _saved_on_cpu(loss_of: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -373,9 +483,12 @@ def _loss(result: Any) -> Any:
 
 
 def eager_step(
-    step: "TrainingStep", batch: Any, device: str, compiler: Callable[..., Any] | None = None
+    step: "TrainingStep", batch: Any, device: str, compiler: Callable[..., Any] | None = None, moves: bool = True
 ) -> Callable[[], Any]:
-    """Returns a function that runs the step as a user's loop does; `compiler` compiles the model with its loss."""
+    """Returns a function that runs the step as a user's loop does; `compiler` compiles the model with its loss.
+
+    The model goes to the device before, unless something else `moves` it.
+    """
     import torch
     from torch import Tensor, nn
     from torch.utils._pytree import tree_map
@@ -386,7 +499,8 @@ def eager_step(
     optimizer, count = step.optimizer, step.micro_batches
     if optimizer is None:
         raise ModelError("the step is inference: only training steps are compared")
-    step.model.to(device)
+    if moves:
+        step.model.to(device)
     batch = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, batch)
     parts = [
         tree_map(lambda v, n=number: cut_part(v, n, count) if isinstance(v, Tensor) and v.dim() else v, batch)
@@ -430,6 +544,14 @@ def eager_step(
 
 
 # --- memory ---
+
+
+def _empty_cache(device: str) -> None:
+    """Gives back what the GPU's allocator keeps, so that other processes can have it meanwhile."""
+    if device == "gpu":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _reset_peak(device: str) -> None:

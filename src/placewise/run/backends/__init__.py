@@ -12,6 +12,8 @@ BACKENDS = {  # kind of device -> backend, loaded when a cluster has one; each m
     "cpu": "placewise.run.backends.cpu_threads:CpuThreads",
 }
 
+VISIBLE = {"gpu": "CUDA_VISIBLE_DEVICES"}  # kind of device -> the environment variable that says which a process sees
+
 
 @cache
 def backend_of(kind: str) -> "Backend":

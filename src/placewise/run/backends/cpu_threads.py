@@ -16,6 +16,7 @@ import torch
 
 from placewise.core.cluster import Device
 from placewise.machines.detect import processors
+from placewise.machines.slices import Cut
 from placewise.run.backends.cpu_memory import give_back_memory, keep_freed_memory
 from placewise.run.devices import RealDevice
 
@@ -30,7 +31,7 @@ class CpuThreads:
     """The backend of kind "cpu"."""
 
     def claim(
-        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, Cut], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Shares this process's cores in equal parts, at least one for each device.
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from placewise.core.cluster import Device
 from placewise.core.errors import ExecutionError
 from placewise.machines.hardware_queues import request_hardware_queues
+from placewise.machines.slices import Cut, count_slices
 from placewise.run.backends.cpu_memory import give_back_memory
 from placewise.run.backends.cuda_graphs import CudaGraphs
 from placewise.run.backends.green_contexts import slice_streams
@@ -35,6 +36,10 @@ Event = torch.cuda.Event
 
 _BareEvent = torch._C._CudaEventBase  # its methods, without the layer that torch.cuda.Event puts around them
 
+CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about
+
+AHEAD, MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 3.0, 3e-3, 0.1  # a stream waits thrice as long as the last launches took
+
 _OPENING = Lock()  # two threads must not open a GPU's stream twice
 
 
@@ -42,20 +47,20 @@ class Cuda:
     """The backend of kind "gpu"."""
 
     def claim(
-        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, Cut], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Takes cuda:0, cuda:1, ... in the cluster's order; a GPU that is cut gives all of its slices first."""
         known = [f"cuda:{i}" for i in range(_num_gpus())]
-        for name, count in slices.items():
+        for name, cut in slices.items():
             if name not in known:
                 there = ", ".join(known) or "no GPU"
                 raise ExecutionError(f"virtual devices: there is no {name!r}; this machine has {there}")
-            if count < 1:
-                raise ExecutionError(f"virtual devices: {name} must be cut into at least 1 slice, got {count}")
-        found: list[tuple[str, tuple[int, int] | None]] = []  # a GPU, and which of its slices
+            if count_slices(cut) < 1:
+                raise ExecutionError(f"virtual devices: {name} must be cut into at least 1 slice, got {cut}")
+        found: list[tuple[str, tuple[int, Cut] | None]] = []  # a GPU, and which of its slices
         for name in known:
-            count = slices.get(name, 0)
-            found += [(name, (i, count)) for i in range(count)] if count else [(name, None)]
+            cut = slices.get(name, 0)
+            found += [(name, (i, cut)) for i in range(count_slices(cut))] if cut else [(name, None)]
         if len(devices) > len(found):
             wanted = f"cluster {cluster_name!r} has {len(devices)} GPU{'s' if len(devices) > 1 else ''}"
             if not found:
@@ -107,8 +112,8 @@ def stream_of(device: RealDevice) -> Stream:
     if device.slice is None:
         with _OPENING:
             return _gpu_stream(device.torch_device)
-    index, count = device.slice
-    return slice_streams(device.torch_device, count)[index]
+    index, cut = device.slice
+    return slice_streams(device.torch_device, cut)[index]
 
 
 @cache
@@ -130,7 +135,8 @@ class CudaStreams:
         self._events: dict[int, Event] = {}
         self._marks: dict[tuple[int, bool], Event] = {}  # (instruction, is its end)
         self._boundaries: dict[Any, Event] = {}  # between a step and the caller's streams
-        self.pin = partial(copy_storage_to, empty=partial(torch.empty_strided, device="cpu", pin_memory=True))
+        self.empty = partial(torch.empty_strided, device="cpu", pin_memory=True)
+        self.pin = partial(copy_storage_to, empty=self.empty)
         self.is_pinned = Tensor.is_pinned
 
     # --- what the lanes call ---
@@ -177,6 +183,23 @@ class CudaStreams:
         """Records in the queue's stream when an instruction starts or ends."""
         event = self._marks.setdefault((instruction, is_end), _new_event(True))
         return partial(_BareEvent.record, event, self._channel(queue)[0])
+
+    def stay_ahead(self) -> Prepared:
+        """Lets a device's stream wait if it has passed the point of the call before; meanwhile the host launches more."""
+        passed = {queue: _new_event() for queue in self._streams if len(queue) == 1}
+        before = perf_counter()
+
+        def wait_for_host() -> None:
+            nonlocal before
+            seconds = min(max(AHEAD * (perf_counter() - before), MIN_WAIT_SECONDS), MAX_WAIT_SECONDS)
+            for queue, event in passed.items():
+                stream = self._streams[queue][0]
+                if event.query():  # type: ignore[no-untyped-call]  # also before it is recorded for the first time
+                    keep_busy(stream, seconds)
+                event.record(stream)
+            before = perf_counter()
+
+        return wait_for_host
 
     # --- around a step ---
 
@@ -250,6 +273,12 @@ class CudaStreams:
             streams = [_channel_stream(gpu, *ends) for gpu in gpus]
             self._streams[queue] = (streams[0], streams[-1])
         return self._streams[queue]
+
+
+def keep_busy(stream: Stream, seconds: float) -> None:
+    """Launches a kernel that only waits."""
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(int(seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
 
 
 def forget_workspaces() -> None:

@@ -8,10 +8,13 @@ has used.
 import ctypes
 from ctypes import POINTER, byref, c_char_p, c_int, c_ubyte, c_uint, c_void_p
 from functools import cache
+from itertools import accumulate
+from math import gcd
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from placewise.core.errors import ExecutionError
+from placewise.machines.slices import Cut
 
 if TYPE_CHECKING:
     import torch
@@ -56,18 +59,18 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def slice_streams(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
-    """Returns a stream for each of `count` equal slices of a GPU; the same ones in every call.
+def slice_streams(torch_device: str, cut: Cut) -> "list[torch.cuda.Stream]":
+    """Returns a stream for each slice of a GPU; the same ones in every call.
 
-    Slices have as many multiprocessors as the driver can give to all of them (on an H200, 4 slices have 32 of 132 each). An
-    ExecutionError says why a GPU can't be cut like this.
+    Equal slices have as many multiprocessors as the driver can give to all of them (on an H200, 4 slices have 32 of 132
+    each). An ExecutionError says why a GPU can't be cut like this.
     """
     with _CUTTING:
-        return _cut(torch_device, count)
+        return _cut(torch_device, cut)
 
 
 @cache
-def _cut(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
+def _cut(torch_device: str, cut: Cut) -> "list[torch.cuda.Stream]":
     import torch
 
     device = torch.device(torch_device)
@@ -79,9 +82,26 @@ def _cut(torch_device: str, count: int) -> "list[torch.cuda.Stream]":
     driver("cuDeviceGetDevResource", number, byref(whole), SM_RESOURCE)
     with torch.cuda.device(device):
         return [
-            torch.cuda.ExternalStream(_green_stream(driver, number, piece), device=device)  # type: ignore[no-untyped-call]
-            for piece in _split(driver, whole, count, torch_device)
+            torch.cuda.ExternalStream(_green_stream(driver, number, parts), device=device)  # type: ignore[no-untyped-call]
+            for parts in _slices(driver, whole, cut, torch_device)
         ]
+
+
+def _slices(driver: "_Driver", whole: Resource, cut: Cut, name: str) -> list[list[Resource]]:
+    """Returns the parts of a GPU that each slice has: one of equal slices, several equal ones of others."""
+    if isinstance(cut, int):
+        return [[part] for part in _split(driver, whole, cut, name)]
+    size = gcd(*cut)
+    parts, found = (Resource * (sum(cut) // size))(), c_uint(sum(cut) // size)
+    if sum(cut) <= whole.num_multiprocessors:
+        driver("cuDevSmResourceSplitByCount", parts, byref(found), byref(whole), byref(Resource()), 0, size)
+    if sum(cut) > whole.num_multiprocessors or found.value < len(parts) or parts[0].num_multiprocessors != size:
+        raise ExecutionError(
+            f"virtual devices: {name} has {whole.num_multiprocessors} multiprocessors, which can't be cut into slices of "
+            f"{' and '.join(map(str, cut))}: sizes must be multiples of a number that the GPU supports, such as 8 or 32"
+        )
+    ends = list(accumulate(part // size for part in cut))
+    return [list(parts)[end - part // size : end] for part, end in zip(cut, ends, strict=True)]
 
 
 def _split(driver: "_Driver", whole: Resource, count: int, name: str) -> list[Resource]:
@@ -102,10 +122,10 @@ def _split(driver: "_Driver", whole: Resource, count: int, name: str) -> list[Re
     )
 
 
-def _green_stream(driver: "_Driver", number: c_int, part: Resource) -> int:
-    """Returns the driver's handle of a new stream in a new green context on these multiprocessors."""
+def _green_stream(driver: "_Driver", number: c_int, parts: list[Resource]) -> int:
+    """Returns the driver's handle of a new stream in a new green context on the multiprocessors of these parts."""
     description, context, stream = c_void_p(), c_void_p(), c_void_p()
-    driver("cuDevResourceGenerateDesc", byref(description), byref(part), 1)
+    driver("cuDevResourceGenerateDesc", byref(description), (Resource * len(parts))(*parts), len(parts))
     driver("cuGreenCtxCreate", byref(context), description, number, DEFAULT_STREAM)
     driver("cuGreenCtxStreamCreate", byref(stream), context, NON_BLOCKING, 0)
     assert stream.value

@@ -20,10 +20,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from placewise.core.cluster import Device
+from placewise.machines.slices import Cut
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import CopyTensor
 from placewise.run.lower.waits import Queue
 from placewise.run.step_trace import StepTrace
+from placewise.run.storage_copies import Empty
 
 Prepared = Callable[[], Any]  # made once, when lanes are written; called in every step
 
@@ -32,11 +34,11 @@ class Backend(Protocol):
     """A kind of device of this machine."""
 
     def claim(
-        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, Cut], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         """Returns the real device for each of these devices of a cluster, in the cluster's order.
 
-        `slices` has the number of virtual devices that a real one is cut into, by PyTorch's name for it. `claimed` are the
+        `slices` says how real devices are cut into virtual ones, by PyTorch's name for each. `claimed` are the
         real devices that other backends have claimed already. An ExecutionError says what this machine lacks.
         """
         ...
@@ -87,6 +89,11 @@ class Streams(Protocol):
         """Returns the same view of a copy of its storage in pinned memory; the tensor itself if copies need none."""
         ...
 
+    @property
+    def empty(self) -> Empty:
+        """Makes pinned memory, as torch.empty_strided does; any memory of the host if copies need no pinned one."""
+        ...
+
     def is_pinned(self, tensor: Tensor) -> bool:
         """Whether a tensor is in pinned memory, or copies need none."""
         ...
@@ -107,6 +114,10 @@ class Streams(Protocol):
         """Records in the queue's stream when an instruction starts or ends, for the trace."""
         ...
 
+    def stay_ahead(self) -> Prepared:
+        """Lets the devices wait if they may have caught up with the host since the call before."""
+        ...
+
     def step(self, trace: StepTrace | None = None) -> AbstractContextManager[None]:
         """Orders a step after what the caller has launched before, and before what it launches next.
 
@@ -123,11 +134,15 @@ class Network(Protocol):
     """What moves tensors between the processes that run one step together."""
 
     def sender(self, copy: CopyTensor) -> Callable[..., None]:
-        """Returns what sends a tensor's storage, given views of it."""
+        """Returns what begins to send a tensor's storage, given views of it; it does not wait."""
         ...
 
-    def receiver(self, copy: CopyTensor) -> Callable[[], tuple[Tensor, ...]]:
-        """Returns what receives it, and returns these views."""
+    def finisher(self, copy: CopyTensor) -> Prepared:
+        """Returns what waits until it has been sent, so that its memory may be written."""
+        ...
+
+    def receiver(self, copy: CopyTensor, empty: Empty) -> Callable[[], tuple[Tensor, ...]]:
+        """Returns what waits for it and returns these views, in memory that `empty` makes."""
         ...
 
     def step(self) -> AbstractContextManager[None]:

@@ -1,11 +1,14 @@
-"""The host's own arithmetic (step counters, learning rates): Python computes it once in a step, before the first launch."""
+"""The host's own arithmetic (step counters, learning rates): Python computes it once in a step, at one moment.
+
+That is before the first launch, or when the host's lane first needs a result: then the devices have work meanwhile.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from placewise.core.errors import StepChanged
 from placewise.graph_capture.call_slots import written_slots
-from placewise.graph_capture.program import Slot
+from placewise.graph_capture.program import Branch, Slot
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.run.codegen.source import Source
 
@@ -16,10 +19,34 @@ def _refuse(subject: str) -> None:
     raise StepChanged(f"{subject} has changed so that the step is another one: capture and compile the step again")
 
 
+def _add_branch(source: Source, branch: Branch, name_of: Callable[[Slot], str]) -> None:
+    comparison = f"{source.function(branch.function)}({', '.join(source.literal(a, name_of) for a in branch.args)})"
+    source.add(f"if {comparison} != {branch.outcome!r}: {source.function(_refuse)}({branch.subject!r})")
+
+
+class HostScalars:
+    """What the host computes in one step: the scalars that lanes read, and the program's updates."""
+
+    def __init__(self, compute: Callable[[], tuple[list[Any], list[Any]]]) -> None:
+        self._compute = compute
+        self._found: tuple[list[Any], list[Any]] | None = None
+
+    def get(self) -> list[Any]:
+        """Returns the scalars; the first call computes them."""
+        if self._found is None:
+            self._found = self._compute()
+        return self._found[0]
+
+    @property
+    def updates(self) -> list[Any] | None:
+        """The updates; None if nothing has been computed."""
+        return None if self._found is None else self._found[1]
+
+
 class HostArithmetic:
     """The host's calls as one function, and which of its values each op reads.
 
-    All of the host's calls run before the first launch. If one changes a tensor in place after an op has read it, that op
+    All of the host's calls run at one moment. If one changes a tensor in place after an op has read it, that op
     gets a copy of the earlier value.
     """
 
@@ -31,6 +58,17 @@ class HostArithmetic:
         for call in resolved.host_calls:
             for slot in written_slots(call):
                 self._num_changes[slot] = self._num_changes.get(slot, 0) + 1
+        computed = {slot for call in resolved.host_calls for slot in call.results} | self._num_changes.keys()
+        branches = resolved.program.branches
+        self.late_branches = [branch for branch in branches if not computed.isdisjoint(branch.args)]
+        self._early_branches = [branch for branch in branches if computed.isdisjoint(branch.args)]
+
+    def build_check(self, resident_positions: dict[Slot, int]) -> Callable[[list[Any]], None]:
+        """Returns the function that refuses a step whose hyper-parameters ask for other ops."""
+        source = Source("check", ("residents",))
+        for branch in self._early_branches:
+            _add_branch(source, branch, lambda slot: f"residents[{resident_positions[slot]}]")
+        return source.build()
 
     def build(self, resident_positions: dict[Slot, int]) -> Callable[[list[Any]], tuple[list[Any], list[Any]]]:
         """Returns a function from the residents to the scalars that the lanes read, and the program's updates.
@@ -65,9 +103,8 @@ class HostArithmetic:
                     if key[1] < self._num_changes.get(slot, 0):
                         snapshots[key] = f"h{slot:d}_{key[1]}"
                         source.add(f"{snapshots[key]} = {name_of(slot)}.clone()")
-        for branch in self._resolved.program.branches:
-            comparison = f"{source.function(branch.function)}({', '.join(source.literal(a, name_of) for a in branch.args)})"
-            source.add(f"if {comparison} != {branch.outcome!r}: {source.function(_refuse)}({branch.subject!r})")
+        for branch in self.late_branches:
+            _add_branch(source, branch, name_of)
         updates = ", ".join(name_of(slot) for _, slot in self._resolved.program.updates)
         source.add(f"return [{', '.join(snapshots[key] for key in self.positions)}], [{updates}]")
         return source.build()

@@ -5,20 +5,22 @@ a pinning lane copies what a thread makes for those devices into pinned memory. 
 and views are made where they are first needed. Tensors pass from lane to lane in a mailbox.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd.graph import increment_version
 
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.fused_updates import FusedUpdate
-from placewise.graph_capture.program import Check, Slot
+from placewise.graph_capture.program import Call, Check, Slot
 from placewise.graph_capture.resolved_program import HOST_VALUE
 from placewise.rewrite.piece import Piece
 from placewise.run.backends.cpu_threads import Cancellation, Signal
@@ -67,8 +69,9 @@ class LaneSetup(NamedTuple):
 class LaneWriter:
     """Writes the lanes of a placed step.
 
-    With `is_traced` they also add everything that ran, and what it made, to a trace. With `pause`, the host's lane calls
-    it at the start and every PAUSE_EVERY instructions.
+    With `is_traced` they also add everything that ran, and what it made, to a trace: each op by itself. With `pause`, the
+    host's lane calls it at the start and every PAUSE_EVERY instructions; a trace then has rows as a usual step launches
+    them, under their first instructions, and not what they made.
     """
 
     def __init__(self, setup: LaneSetup, is_traced: bool = False, pause: Callable[[], None] | None = None) -> None:
@@ -83,13 +86,17 @@ class LaneWriter:
         self.arrivals: dict[int, list[str]] = {}  # device with a thread -> lines that take copies from the mailbox
         self.entered = NO_DEVICE  # whose stream is the current one
         self.late_names: set[str] = set()
+        self.have_scalars: set[str] = set()  # lanes
         self.rows: dict[int, tuple[int, ...]] = {}  # instruction -> all that one call launches with it
         self.gate_signals: list[Signal] | None = None  # of the lanes that wait at the gate; None before the gate is written
 
     def write(self) -> Lanes:
         """Returns the lanes."""
-        if not self.is_traced:  # a trace has each op by itself
+        if not self.is_traced or self.pause is not None:
             self.rows = find_rows(self.placed, self._part_of)
+        for (number, _), sends in self._sends.items():
+            if number < 0:
+                self._send_far(sends)
         for number, instruction in enumerate(self.placed.instructions.sequence):
             if number == self.placed.first_gated:
                 self._return_outputs()
@@ -146,12 +153,15 @@ class LaneWriter:
             return
         source = self._lane(run.device)
         self.synchronization.wait(number, source)
+        for copy in self.placed.waits.unsent.get(number, ()):
+            source.add_call(f"finish_{copy}", self._network.finisher(self._copy(copy)))
         for line in self.arrivals.pop(run.device, ()):
             source.add(line)
         self._enter(run.device)
         self._call(number, run)
         for tensor, target in self._hand_overs.get(run.op, ()):
             self._hand_over(tensor, run.device, target)
+        self._send_far(self._sends.get((number, run.device), ()))
         self.synchronization.signal(number, source)
 
     def _hold(self, number: int, run: RunOp) -> None:
@@ -199,10 +209,10 @@ class LaneWriter:
             self._call_alone(number, run)
         elif number == row[0]:
             sequence = self.placed.instructions.sequence
-            self._call_together([instruction for n in row if isinstance(instruction := sequence[n], RunOp)])
+            self._call_together([instruction for n in row if isinstance(instruction := sequence[n], RunOp)], row)
 
-    def _call_together(self, runs: list[RunOp]) -> None:
-        """Adds one call for ops that do the same to different tensors."""
+    def _call_together(self, runs: list[RunOp], row: tuple[int, ...]) -> None:
+        """Adds one call for ops that do the same to different tensors; `row` are their instructions."""
         source, alike = self._source(runs[0].device), likeness(self.resolved, runs[0].op)
         assert alike is not None
         calls = [self.resolved.op_calls[run.op] for run in runs]
@@ -234,23 +244,61 @@ class LaneWriter:
             function: Any = alike.function.together
         else:
             function = alike.foreach(len(set(numbers)) == 1)
-        expression = f"{source.function(function)}({', '.join(given)})"
+        over = _in_place(function) if self._may_write_over(calls, runs[0].device, row[-1]) else None
+        expression = f"{source.function(over or function)}({', '.join(given)})"
         storages, view_names = self.resolved.storages, self.view_names
         targets = [
             [view_names.target(slot, storages[slot], run.device) for slot in call.results]
             for run, call in zip(runs, calls, strict=True)
         ]
         names = [name for made in targets for name in made]
-        if all(name == "_" for name in names):
+        self._trace_start(row[0], runs[0].device)
+        if over is not None:
+            source.add(expression)
+            source.add(f"{', '.join(names)}, = {given[0]}")
+        elif all(name == "_" for name in names):
             source.add(expression)
         else:
             source.add(f"{', '.join(names)}, = {expression}")
+        self._trace_end(row[0], runs[0].device, [])
         if "_" in names and len(set(names)) > 1:
             source.add("_ = None")
         self._count_writes(runs)
         for run, made in zip(runs, targets, strict=True):
             if self.layouts.concerns(run.op):
                 self._fit(run, made)
+
+    def _may_write_over(self, calls: list[Call], device: int, last: int) -> bool:
+        """Whether each call can write its result over its first argument, which nobody needs afterwards."""
+        freed = self._freed_after(last, device)
+        layouts, shapes, storages = (
+            self.resolved.program.layouts,
+            self.resolved.graph.tensors.shape_of,
+            self.resolved.storages,
+        )
+        for call in calls:
+            first, results = call.args[0], call.results
+            if type(first) is not Slot or len(results) != 1 or first in self.resolved.views:
+                return False
+            before, after = storages[first], storages[results[0]]
+            if before not in freed or before == after or [storages[slot] for slot in slots_of(call)].count(before) != 1:
+                return False
+            shape, new_shape = shapes(before), shapes(after)
+            if layouts[first] != layouts[results[0]] or shape is None or new_shape is None or shape.dtype != new_shape.dtype:
+                return False
+            if self.resolved.graph.producer[before] < 0 or self.view_names.count(before, device) != 1:
+                return False
+        return True
+
+    def _freed_after(self, number: int, device: int) -> set[int]:
+        """Returns the tensors that a device frees between an op and its next one."""
+        found: set[int] = set()
+        for instruction in islice(self.placed.instructions.sequence, number + 1, None):
+            if isinstance(instruction, RunOp) and instruction.device == device:
+                break
+            if isinstance(instruction, FreeTensor) and instruction.device == device:
+                found.add(instruction.tensor)
+        return found
 
     def _call_alone(self, number: int, run: RunOp) -> None:
         """Adds the call of an op."""
@@ -321,6 +369,10 @@ class LaneWriter:
             return self.view_names.find(slot, self.resolved.read_versions[op][storage], device)
         if slot in self.resolved.late_calls:
             return self._late_number(op, device, slot)
+        lane = self._lane(device)
+        if lane.name not in self.have_scalars:
+            self.have_scalars.add(lane.name)
+            lane.add("scalars = scalars.get()")
         return f"scalars[{self.arithmetic.position(op, slot)}]"
 
     def _late_number(self, op: int, device: int, slot: Slot) -> str:
@@ -381,25 +433,103 @@ class LaneWriter:
         self.synchronization.signal(number, source)
 
     def _copy_between_processes(self, number: int, copy: CopyTensor) -> None:
-        """Sends to another process, or receives from it, in the lane of this pair of devices."""
-        assert self.network is not None
-        source = self._begun(network_lane(copy.source, copy.target, len(self.placed.devices)))
-        bases = self.placed.copied_bases[copy.tensor, copy.target]
+        """Sends to another process, if the host launches for the source, or receives from it."""
+        if not self.placed.is_remote[copy.target]:
+            self._receive(number, copy)
+        elif self.from_host[copy.source]:
+            self._send_by_host(number, copy)
+
+    def _receive(self, number: int, copy: CopyTensor) -> None:
+        """Receives from another process, in the lane of the device that reads; the host copies it on to a device."""
+        source, by_host = self._lane(copy.target), self.from_host[copy.target]
         self.synchronization.wait(number, source)
-        if self.placed.is_remote[copy.target]:
-            handed = [self._handed(copy, base) for base in bases]
-            source.names[f"send_{number}"] = self.network.sender(copy)
-            source.add(f"send_{number}({', '.join(name for name, _ in handed)})")
-            for forget in filter(None, (line for _, line in handed)):
-                source.add(forget)
-        else:
-            mails = [self._mail(copy.tensor, copy.target, base) for base in bases]
-            source.names[f"receive_{number}"] = self.network.receiver(copy)
-            source.add(f"{', '.join(mails)}, = receive_{number}()")
-            for base, mail in zip(bases, mails, strict=True):
-                name = self.view_names.target(base, copy.tensor, copy.target)
-                self.arrivals.setdefault(copy.target, []).extend([f"{name} = {mail}", f"{mail} = None"])
+        empty = self.streams.empty if by_host and self.streams is not None else torch.empty_strided
+        source.names[f"receive_{number}"] = self._network.receiver(copy, empty)
+        bases = self.placed.copied_bases[copy.tensor, copy.target]
+        names = [self.view_names.target(base, copy.tensor, copy.target) for base in bases]
+        source.add(f"{', '.join(names)}, = receive_{number}()")
+        if by_host:
+            assert self.streams is not None
+            function, channel = f"copy_{copy.source}_{copy.target}", (copy.source, copy.target)
+            source.names[function] = self.streams.copy(*channel)
+            self._trace_start(number, copy.target, channel)
+            source.add(f"arrived = {function}({names[0]})")
+            for name in names[1:]:
+                source.add(f"{name} = same_view(arrived, {name})")
+            source.add(f"{names[0]} = arrived")
+            source.add("arrived = None")
+            self._trace_end(number, copy.target, [names[0]], channel)
+            self.entered = NO_DEVICE
         self.synchronization.signal(number, source)
+
+    def _send_far(self, numbers: Sequence[int]) -> None:
+        """Begins to send to other processes what a thread has just made, or holds when the step starts."""
+        for number in numbers:
+            copy = self._copy(number)
+            source, bases = self._lane(copy.source), self.placed.copied_bases[copy.tensor, copy.target]
+            source.names[f"send_{number}"] = self._network.sender(copy)
+            given = [self.view_names.find(base, copy.tensor, copy.source) for base in bases]
+            source.add(f"send_{number}({', '.join(given)})")
+
+    def _send_by_host(self, number: int, copy: CopyTensor) -> None:
+        """Copies from a device that the host launches on into pinned memory, from where a thread sends it."""
+        assert self.streams is not None
+        source, channel = self._lane(copy.source), (copy.source, copy.target)
+        sending, launched = (
+            self._begun(sending_lane(copy.source, len(self.placed.devices))),
+            self.synchronization.new_signal(),
+        )
+        self.synchronization.wait(number, source)
+        source.names[f"copy_{copy.source}_{copy.target}"] = self.streams.copy(*channel)
+        self._trace_start(number, copy.source, channel)
+        mails = list[str]()
+        for base in self.placed.copied_bases[copy.tensor, copy.target]:
+            given, mail = self.view_names.find(base, copy.tensor, copy.source), self._mail(copy.tensor, copy.target, base)
+            made = f"same_view({mails[0]}, {given})" if mails else f"copy_{copy.source}_{copy.target}({given})"
+            source.add(f"{mail} = {made}")
+            mails.append(mail)
+        self._trace_end(number, copy.source, [mails[0]], channel)
+        self.entered = NO_DEVICE
+        source.add_call(f"staged_{number}", self.streams.record(number, channel))
+        source.add_call(f"launched_{number}", launched.set)
+        sending.add_call(f"launched_{number}", launched.wait)
+        sending.add_call(f"ended_{number}", self.streams.synchronize(number))
+        sending.names[f"send_{number}"] = self._network.sender(copy)
+        sending.add(f"send_{number}({', '.join(mails)})")
+        sending.add(f"{' = '.join(mails)} = None")
+        self.synchronization.signal(number, source)
+
+    def _copy(self, number: int) -> CopyTensor:
+        copy = self.placed.instructions.sequence[number]
+        assert isinstance(copy, CopyTensor)
+        return copy
+
+    @property
+    def _network(self) -> Network:
+        assert self.network is not None
+        return self.network
+
+    @cached_property
+    def _sends(self) -> dict[tuple[int, int], list[int]]:
+        """For each (instruction, device) after which a thread sends to other processes: the numbers of these copies.
+
+        A channel's copies are sent in launch order, each when it and those before it are made: after instruction -1 if they
+        are there when the step starts.
+        """
+        makers, made = self.resolved.graph.producer.tolist(), dict[int, int]()
+        last: dict[tuple[int, int], int] = {}  # channel -> the instruction after which its last copy is sent
+        found: dict[tuple[int, int], list[int]] = {}
+        for number, instruction in enumerate(self.placed.instructions.sequence):
+            if isinstance(instruction, RunOp):
+                made[instruction.op] = number
+            elif isinstance(instruction, CopyTensor) and self._is_sent_by_thread(instruction):
+                channel = (instruction.source, instruction.target)
+                last[channel] = max(last.get(channel, -1), made.get(makers[instruction.tensor], -1))
+                found.setdefault((last[channel], instruction.source), []).append(number)
+        return found
+
+    def _is_sent_by_thread(self, copy: CopyTensor) -> bool:
+        return self.placed.is_remote[copy.target] and not self.from_host[copy.source]
 
     def _copy_by_host(self, number: int, copy: CopyTensor) -> None:
         """Copies from or to a device that the host launches on, in the channel's stream."""
@@ -488,6 +618,15 @@ class LaneWriter:
             source.add(f"trace({', '.join([str(number), times, *made])})")
 
 
+def _in_place(function: Any) -> OpOverload | None:
+    """Returns the overload of lists that writes over its first argument."""
+    if not isinstance(function, OpOverload):
+        return None
+    packet = getattr(torch.ops.aten, f"{function._overloadpacket.__name__}_", None)
+    found: OpOverload | None = getattr(packet, function._overloadname, None)
+    return found
+
+
 def _verifier(check: Check) -> Callable[[Tensor], None]:
     """Returns the function that reads a condition, and fails if the captured step was another one."""
 
@@ -503,9 +642,9 @@ def pinning_lane(device: int) -> int:
     return -2 - device
 
 
-def network_lane(source: int, target: int, num_devices: int) -> int:
-    """Returns the lane that sends from one device to another, or receives, if they are in different processes."""
-    return num_devices + source * num_devices + target
+def sending_lane(device: int, num_devices: int) -> int:
+    """Returns the lane that sends to other processes what a device has made that the host launches on."""
+    return num_devices + device
 
 
 def _lane_name(lane: int) -> str:
@@ -560,6 +699,10 @@ class ViewNames:
         for name in names:
             self._found.get(device, {}).pop(name, None)
         return names
+
+    def count(self, tensor: int, device: int) -> int:
+        """Returns how many views of a storage or of a copy have names now."""
+        return len(self._names.get((tensor, device), ()))
 
     def open_scope(self, device: int) -> None:
         """Begins a part of a device's lines of which views are not seen outside: they are made again there."""
@@ -631,4 +774,4 @@ class Synchronization:
         queue = self._waits.queues[number]
         if any(self._from_host[device] for device in queue):
             return HOST_LANE
-        return queue[0] if len(queue) == 1 else network_lane(queue[0], queue[1], len(self._from_host))
+        return queue[0]

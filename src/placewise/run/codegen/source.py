@@ -12,7 +12,9 @@ from placewise.graph_capture.own_ops import OwnOp
 from placewise.graph_capture.program import HERE, Call, Slot
 from placewise.graph_capture.random_draws import Draw, without_state
 from placewise.rewrite.augmented_program import AloneBatchNorm
+from placewise.rewrite.channels_last import ChannelsLast
 from placewise.rewrite.piece import Piece
+from placewise.run.codegen.direct_functions import direct, is_cast
 
 
 class Source:
@@ -54,7 +56,7 @@ class Source:
         name = self._functions.get(id(function))
         if name is None:
             name = self._functions[id(function)] = f"f{len(self._functions)}"
-            self.names[name] = function._op if isinstance(function, OpOverload) else function
+            self.names[name] = direct(function) if isinstance(function, OpOverload) else function
             self.names[f"{name}_kept"] = function  # so that its id is not reused
         return name
 
@@ -83,6 +85,9 @@ class Source:
     def call(self, call: Call, name_of: Callable[[Slot], str], device: Any) -> str:
         """Returns a call as an expression; `device` is where the op runs."""
         given = [self.literal(value, name_of) for value in call.args]
+        if is_cast(call):
+            given += [self.constant(device), self.literal(call.kwargs["dtype"], name_of), "False", "True"]
+            return f"{self.function(Tensor.to)}({', '.join(given)})"
         for key, value in call.kwargs.items():
             given.append(f"{key}={self.constant(device) if value is HERE else self.literal(value, name_of)}")
         return f"{self.function(call.function)}({', '.join(given)})"
@@ -93,7 +98,7 @@ class Source:
             self.add(expression)
             return
         function = without_state(call).function
-        function = function.function if isinstance(function, AloneBatchNorm) else function
+        function = function.function if isinstance(function, AloneBatchNorm | ChannelsLast) else function
         returns = function._schema.returns if isinstance(function, OpOverload) else (None,)
         if isinstance(call.function, Draw):
             returns = (*returns, None)  # the generator's state

@@ -327,7 +327,7 @@ def find_rows(placed: PlacedStep, part_of: Callable[[int, int], Any]) -> dict[in
                     continue
                 kind = (alike, part_of(number, op))
                 row = open_rows.get(device)
-                waiting = bool(waits.before[number])
+                waiting = bool(waits.before[number] or waits.unsent.get(number))
                 if (
                     row is None or row[0] != kind or waiting
                     or not row[2].isdisjoint(after[op]) or not row[3].isdisjoint(reads[op])

@@ -142,6 +142,7 @@ class PlacedStep:
             tensor
             for copy in self.instructions.sequence
             if isinstance(copy, CopyTensor) and from_host[copy.target] and not from_host[copy.source]
+            if not self.is_remote[copy.source]
             if (tensor := self.resident_of(copy.tensor)) in own
             if storages[tensor] in self.resolved.written_storages or (copy.tensor, copy.source) in held
         )
@@ -160,7 +161,7 @@ class PlacedStep:
 
     def is_handed_over(self, copy: CopyTensor) -> bool:
         """Whether an op on a thread makes what is copied, and so puts it into the mailbox."""
-        is_made = bool(self.resolved.graph.producer[copy.tensor] >= 0)
+        is_made = bool(self.resolved.graph.producer[copy.tensor] >= 0) and not self.is_remote[copy.target]
         return is_made and not self.launches_from_host[copy.source] and (copy.tensor, copy.source) not in self.held
 
     @cached_property

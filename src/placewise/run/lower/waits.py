@@ -5,7 +5,7 @@ the reader's queue; a copy from or to a device that the host launches on has its
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from placewise.core.graph import Graph
 from placewise.run.lower.instructions import CopyTensor, Instructions, RunOp
@@ -22,6 +22,9 @@ class Waits:
     queues: dict[int, Queue]  # instruction -> where it runs
     before: dict[int, tuple[int, ...]]  # instruction -> instructions of other queues
     awaited: frozenset[int]  # the instructions that some queue waits for
+    unsent: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # op -> copies to other processes that must have been sent, because it writes there
 
 
 def plan_waits(
@@ -35,17 +38,19 @@ def plan_waits(
     """Returns what has to wait for what; `launches_from_host` and `is_remote` (another process runs it) are by device.
 
     An op waits for the copies that it reads and for its `after` ops, a copy for the op that makes its tensor. Random ops
-    on threads wait for each other, in launch order: they draw from one generator. A copy between processes has a queue of
-    its own; an op that must come after one of another process waits until what that one reads has been sent. Held ops
-    (`PlacedStep.held_ops`) do nothing: who waits for one waits for the copy that it reads.
+    on threads wait for each other, in launch order: they draw from one generator. A thread sends to other processes, and
+    receives from them, in its own queue; an op that writes what another process reads is in the same one, and waits until
+    that has been sent. Held ops (`PlacedStep.held_ops`) do nothing: who waits for one waits for the copy that it reads.
     """
     reads, after, makers = graph.ops.reads.lists(), graph.ops.after.lists(), graph.producer.tolist()
+    writes, storages = graph.ops.writes.lists(), graph.storage.tolist()
     clocks = _VectorClocks(launches_from_host)
     queues: dict[int, Queue] = {}
     before: dict[int, tuple[int, ...]] = {}
     ran: dict[int, int] = {}  # op -> its instruction
     copied: dict[tuple[int, int], int] = {}  # (tensor, target) -> its instruction
     sent: dict[int, list[int]] = {}  # tensor -> the instructions that send it to other processes
+    unsent: dict[int, tuple[int, ...]] = {}
     last_draw = -1
     for number, instruction in enumerate(instructions.sequence):
         if isinstance(instruction, RunOp):
@@ -57,9 +62,12 @@ def plan_waits(
             queue: Queue = (device,)
             needs = [copied[tensor, device] for tensor in reads[op] if (tensor, device) in copied]
             needs += [ran[earlier] for earlier in after[op] if earlier in ran]
-            needs += [
-                send for earlier in after[op] if earlier not in ran for t in reads[earlier] for send in sent.get(t, ())
-            ]
+            if sent:
+                written = {storages[t] for t in writes[op]}
+                far = [t for earlier in after[op] if earlier not in ran for t in reads[earlier] if storages[t] in written]
+                sends = sorted({send for t in far for send in sent.get(t, ())})
+                needs += [send for send in sends if send in queues]
+                unsent[number] = tuple(send for send in sends if send not in queues)
             if op in random_ops and not launches_from_host[device]:
                 needs += [last_draw] if last_draw >= 0 else []
                 last_draw = number
@@ -67,18 +75,20 @@ def plan_waits(
         elif isinstance(instruction, CopyTensor):
             tensor, source, target = instruction.tensor, instruction.source, instruction.target
             is_far = any(is_remote) and is_remote[source] != is_remote[target]
-            of_channel = is_far or launches_from_host[source] or launches_from_host[target]
+            of_channel = launches_from_host[source] or launches_from_host[target]
             queue = (source, target) if of_channel else (target,)
             needs = [ran[makers[tensor]]] if makers[tensor] >= 0 and makers[tensor] in ran else []
             if is_far and is_remote[target]:
                 sent.setdefault(tensor, []).append(number)
+                if not of_channel:  # the thread that makes it sends it, without waiting
+                    continue
             copied[tensor, target] = number
         else:
             continue
         before[number] = tuple(need for need in sorted(set(needs), reverse=True) if clocks.wait(queue, need, queues[need]))
         queues[number] = queue
         clocks.add(queue, number)
-    return Waits(queues, before, frozenset(need for needs in before.values() for need in needs))
+    return Waits(queues, before, frozenset(need for needs in before.values() for need in needs), unsent)
 
 
 class _VectorClocks:

@@ -14,11 +14,13 @@ from placewise.core.cluster import Cluster, as_cluster
 from placewise.core.errors import ExecutionError
 from placewise.core.graph import digest_of
 from placewise.core.plan import Plan, digest_of_graph
-from placewise.core.problem import Problem
+from placewise.core.problem import NOWHERE, Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.program import Gate
+from placewise.graph_capture.recurrent_layers import ForwardLayers
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.machines.presets import PRESETS
+from placewise.machines.slices import Cut
 from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.rewrite.piece import Piece
 from placewise.rewrite.rewritten_steps import step_of_plan
@@ -29,7 +31,6 @@ from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.neighbours import lower_side_by_side
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.lower.rank_part import part_of
 from placewise.run.piece_kernels import Wanted, compile_all, print_progress
 from placewise.run.step.own_weights import fill_own
 from placewise.run.step.train_step import TrainStep
@@ -39,7 +40,7 @@ def compile_plan(
     plan: Plan,
     step: CapturedStep,
     cluster: Cluster | str | Path | None = None,
-    virtual: Mapping[str, int] | None = None,
+    virtual: Mapping[str, Cut] | None = None,
     cuda_graphs: bool = False,
     weights: DeferredWeights | str | None = None,
 ) -> TrainStep:
@@ -52,9 +53,10 @@ def compile_plan(
     """
     if not isinstance(step, CapturedStep):
         raise ExecutionError(f"step must be a captured step (placewise.capture), got a {type(step).__name__}")
-    if virtual is not None and not (isinstance(virtual, Mapping) and all(type(n) is int for n in virtual.values())):
+    if virtual is not None and not (isinstance(virtual, Mapping) and all(map(_is_cut, virtual.values()))):
         raise ExecutionError(
-            f'virtual must be a dict from GPUs to numbers of slices, as in {{"cuda:0": 4}}, got {virtual!r}'
+            'virtual must be a dict from GPUs to numbers of slices, as in {"cuda:0": 4}, or to the multiprocessors of each, '
+            f'as in {{"cuda:0": (32, 64)}}, got {virtual!r}'
         )
     source = "plan"
     if cluster is None and plan.machine is not None:
@@ -70,8 +72,13 @@ def compile_plan(
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem, source)
     if len(cluster.host_names) > 1 and is_distributed():
-        return compile_part(problem, placement, order, step, weights)
+        return compile_part(problem, placement, order, step, weights, virtual)
     return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs, weights)
+
+
+def _is_cut(value: object) -> bool:
+    sizes = value if isinstance(value, tuple) and value else (value,)
+    return all(type(size) is int and size > 0 for size in sizes)
 
 
 def compile_placement(
@@ -87,6 +94,7 @@ def compile_placement(
 
     With `cuda_graphs`, any backend that can record launches replays them; without one all steps are plain.
     """
+    _refuse_whole_layers_with_options(problem, placement, step)
     problem, placement, order, step = _without_absent(problem, placement, order, step)
     resolved, has_thread = ResolvedProgram.of(step), [not device.launches_from_host for device in devices]
     order = _with_gated_ops_last(order, step.program.gate)
@@ -99,6 +107,17 @@ def compile_placement(
     if backend is None:
         return TrainStep(step, placed)
     return TrainStep(step, placed, backend.open_streams(devices), backend.recorder_factory(devices) if cuda_graphs else None)
+
+
+def _refuse_whole_layers_with_options(problem: Problem, placement: Ints, step: CapturedStep) -> None:
+    """Refuses to let wait, or to repeat, what recurrent layers as one op keep for their backward pass."""
+    if not any(isinstance(call.function, ForwardLayers) for call in step.program.calls):
+        return
+    if (problem.optional & (placement != NOWHERE)).any():
+        raise ExecutionError(
+            "recurrent layers as one op can't run in a plan that recomputes tensors or lets them wait: place with "
+            "--no-recompute --no-park, or capture without whole_layers"
+        )
 
 
 def _without_absent(
@@ -128,11 +147,17 @@ def is_distributed() -> bool:
 
 
 def compile_part(
-    problem: Problem, placement: Ints, order: Ints | None, step: CapturedStep, weights: DeferredWeights | str | None = None
+    problem: Problem,
+    placement: Ints,
+    order: Ints | None,
+    step: CapturedStep,
+    weights: DeferredWeights | str | None = None,
+    virtual: Mapping[str, Cut] | None = None,
 ) -> TrainStep:
     """Returns this rank's part of the step: rank i runs the devices of the cluster's i-th host.
 
-    All ranks call it with the same step, placement and order, which they compare first.
+    All ranks call it with the same step, placement and order, which they compare first. `virtual` cuts GPUs into slices,
+    which ranks on one machine share.
     """
     from placewise.run.backends.hosts import Hosts  # loads torch.distributed
 
@@ -147,8 +172,8 @@ def compile_part(
     if step.program.gate is not None:
         raise ExecutionError("a step with a GradScaler can't run over several hosts: use bfloat16, which needs none")
     whole = lower(problem, placement, order)
-    devices = hosts.real_devices(problem.cluster)
-    part = part_of(whole, hosts.ranks, hosts.rank)
+    devices = hosts.real_devices(problem.cluster, virtual)
+    part = hosts.part_of(whole)
     placed = PlacedStep(ResolvedProgram.of(step), part, tensor_devices(problem, placement), devices, whole)
     compile_all(_pieces(placed), print_progress)
     drawing = sorted(
@@ -157,11 +182,10 @@ def compile_part(
     if len(drawing) > 1:
         names = " and ".join(hosts.names[rank] for rank in drawing)
         raise ExecutionError(f"the step draws random numbers on the hosts {names}: place all such ops on one host")
-    if any(device.launches_from_host for device in devices):
-        raise ExecutionError("over several hosts only CPU devices can run now, not GPUs")
     if weights is not None:
         fill_own(step.step.model, placed.far, weights)
-    return TrainStep(step, placed, network=hosts)
+    backend = _stream_backend(devices)
+    return TrainStep(step, placed, None if backend is None else backend.open_streams(devices), network=hosts)
 
 
 def _with_gated_ops_last(order: Ints | None, gate: Gate | None) -> Ints | None:

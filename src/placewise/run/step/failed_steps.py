@@ -18,7 +18,7 @@ _versions = attrgetter("_version")
 class Before(NamedTuple):
     """The state of a step's residents before it starts."""
 
-    counters: list[torch.Tensor]  # the values of each group of counters
+    counters: list[torch.Tensor]  # the values of each group of counters; none before the host's arithmetic
     versions: list[int]  # of what the step writes; PyTorch counts the writes into each tensor
 
 
@@ -44,9 +44,12 @@ class FailedSteps:
         self._numbers = [resident for resident, _ in resolved.program.updates if resident.kind != "hyper-parameter"]
 
     def look(self, residents: Sequence[Any]) -> Before:
-        """Returns what `recover` needs; called before the host's arithmetic."""
-        counters = [torch.stack([residents[position] for position, _ in group]) for group in self._counters]
-        return Before(counters, self._look_at_versions(residents))
+        """Returns what `recover` needs, but for the counters; called before the first launch."""
+        return Before([], self._look_at_versions(residents))
+
+    def look_at_counters(self, residents: Sequence[Any], before: Before) -> None:
+        """Adds the counters; called before the host's arithmetic."""
+        before.counters.extend(torch.stack([residents[place] for place, _ in group]) for group in self._counters)
 
     def recover(
         self, residents: Sequence[Any], before: Before, failure: BaseException, is_replayed: bool = False
@@ -69,7 +72,7 @@ class FailedSteps:
 
     def set_back(self, residents: Sequence[Any], before: Before, updated: Sequence[str] = ()) -> None:
         """Sets the counters back, but those of parameters that were updated."""
-        for group, values in zip(self._counters, before.counters, strict=True):
+        for group, values in zip(self._counters, before.counters, strict=False):
             for (position, resident), value in zip(group, values, strict=True):
                 if resident.name not in updated:
                     residents[position].copy_(value)

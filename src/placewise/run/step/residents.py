@@ -1,7 +1,9 @@
 """What exists before a step starts: the model's own tensors on their home devices, the optimizer's state, and the batch."""
 
 from collections.abc import Callable, Collection
-from typing import Any
+from itertools import chain
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,16 @@ Getter = Callable[[Batch], Any]
 
 Owner = tuple[dict[str, Any], str]  # a module's own dict of parameters or buffers, and the key in it
 
+_type_and_device, _device = attrgetter("dtype", "device"), attrgetter("device")
+
+
+class _Entries(NamedTuple):
+    """Some entries of one parameter's state, as a function that returns them all."""
+
+    parameter: Tensor
+    find: Callable[[dict[Any, Any]], tuple[Any, ...]]
+    residents: list[int]  # positions
+
 
 class Residents:
     """The values of a program's residents; every step looks them up again, so that they may be changed between steps.
@@ -41,17 +53,68 @@ class Residents:
         self._parameters = dict(step.modules.named_parameters())
         self._examples = dict(batch_tensors(step.batch, step.batch))
         self._getters = [self._getter(resident) for resident in self._program.residents]
+        self._group()
         self.positions: dict[Slot, int] = {resident.slot: i for i, resident in enumerate(self._program.residents)}
 
     def gather(self, batch: Any) -> list[Any]:
         """Returns the values of the residents, in the program's order; the batch must be like the example."""
         given = real_batch(self._step.batch, batch)
         try:
-            return [getter(given) for getter in self._getters]
+            return self._gather(given)
         except (AttributeError, KeyError):  # the model has lost a tensor, or the optimizer its state
             self._check_model()
             self._make_state()
-        return [getter(given) for getter in self._getters]
+        return self._gather(given)
+
+    def _group(self) -> None:
+        """Sorts the residents by how they are found: the host does that before it can launch anything."""
+        residents = self._program.residents
+        kept = [i for i, r in enumerate(residents) if r.kind in ("parameter", "buffer", "state") and not self._is_special(r)]
+        self._of_model = [i for i in kept if residents[i].kind != "state"]
+        self._places = [self._owners[residents[i].name] for i in self._of_model]
+        self._facts = [self._facts_of(residents[i]) for i in self._of_model]
+        states = [i for i in kept if residents[i].kind == "state"]
+        self._states = self._entries([i for i in states if residents[i].tensor >= 0])
+        self._state_homes = [self._torch_devices[residents[i].tensor] for entry in self._states for i in entry.residents]
+        self._counters = self._entries([i for i in states if residents[i].tensor < 0])
+        grouped = [self._of_model, *(entry.residents for entry in (*self._states, *self._counters))]
+        self._others = sorted(set(range(len(residents))) - set(chain.from_iterable(grouped)))
+        found_at = {i: place for place, i in enumerate(chain(*grouped, self._others))}
+        self._in_order = [found_at[i] for i in range(len(residents))]
+
+    def _is_special(self, resident: Resident) -> bool:
+        """Whether a resident is with another rank, or in pinned memory."""
+        key = resident.key if resident.kind == "state" else ""
+        return (resident.name, key) in self._far or (resident.tensor >= 0 and resident.tensor in self._pinned)
+
+    def _facts_of(self, resident: Resident) -> tuple[torch.dtype, torch.device]:
+        assert resident.like is not None
+        return resident.like.dtype, self._torch_devices[resident.tensor]
+
+    def _entries(self, chosen: list[int]) -> list[_Entries]:
+        by_name: dict[str, list[int]] = {}
+        for i in chosen:
+            by_name.setdefault(self._program.residents[i].name, []).append(i)
+        return [
+            _Entries(self._parameters[name], _finder([self._program.residents[i].key for i in found]), found)
+            for name, found in by_name.items()
+        ]
+
+    def _gather(self, given: Batch) -> list[Any]:
+        """Returns the values of all residents; those that are not at home are looked up one by one, and moved."""
+        found = [owner[key] for owner, key in self._places]
+        if list(map(_type_and_device, found)) != self._facts:
+            found = [self._getters[i](given) for i in self._of_model]
+        if self._states or self._counters:
+            assert self._step.optimizer is not None
+            state = self._step.optimizer.state
+            at_home = list(chain.from_iterable([entry.find(state[entry.parameter]) for entry in self._states]))
+            if list(map(_device, at_home)) != self._state_homes:
+                at_home = [self._getters[i](given) for entry in self._states for i in entry.residents]
+            found += at_home
+            found += chain.from_iterable([entry.find(state[entry.parameter]) for entry in self._counters])
+        found += [self._getters[i](given) for i in self._others]
+        return [found[place] for place in self._in_order]
 
     def own_tensors(self) -> list[tuple[int, Tensor]]:
         """Returns the model's parameters and buffers and the optimizer's state, each with its number in the graph."""
@@ -89,10 +152,10 @@ class Residents:
         scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found_inf.device: found_inf}
         scaler.update()
 
-    def keep(self, updates: list[Any], updated: Collection[str] | None = None) -> None:
+    def keep(self, updates: list[Any] | None, updated: Collection[str] | None = None) -> None:
         """Puts the scalars that the host has computed into the optimizer's state; after a failure, of what was updated."""
         optimizer = self._step.optimizer
-        if optimizer is None or (updated is not None and not updated):
+        if optimizer is None or updates is None or (updated is not None and not updated):
             return
         for (resident, _), value in zip(self._program.updates, updates, strict=True):
             if resident.kind == "hyper-parameter":
@@ -202,6 +265,14 @@ class Residents:
             return value.clone() if is_written else value
 
         return get
+
+
+def _finder(keys: list[Any]) -> Callable[[dict[Any, Any]], tuple[Any, ...]]:
+    """Returns the function that looks up these keys."""
+    if len(keys) > 1:
+        return itemgetter(*keys)
+    (key,) = keys
+    return lambda entries: (entries[key],)
 
 
 def _version(tensor: Tensor) -> int:

@@ -15,14 +15,14 @@ from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.module_attributes import modules_by_path
 from placewise.run.backends.cpu_threads import Cancellation, LaneThreads
 from placewise.run.backends.protocol import LaunchRecorder, Network, Streams
-from placewise.run.codegen.host_arithmetic import HostArithmetic
+from placewise.run.codegen.host_arithmetic import HostArithmetic, HostScalars
 from placewise.run.codegen.lanes import HOST_LANE, Lanes, LaneSetup, LaneWriter, pinning_lane
 from placewise.run.codegen.result_layouts import ResultLayouts
 from placewise.run.codegen.update_gate import UpdateGate
 from placewise.run.devices import RealDevice, group_by_backend
 from placewise.run.lower.instructions import RunOp
 from placewise.run.lower.placed_step import PlacedStep
-from placewise.run.step.failed_steps import FailedSteps
+from placewise.run.step.failed_steps import Before, FailedSteps
 from placewise.run.step.preconditions import check_preconditions
 from placewise.run.step.replay import WARM_UP, Replay
 from placewise.run.step.residents import Residents
@@ -55,6 +55,7 @@ class TrainStep:
         self._failed_steps = FailedSteps(placed.resolved)
         arithmetic, cancellation = HostArithmetic(placed.resolved), Cancellation()
         self._compute_scalars = arithmetic.build(self._residents.positions)
+        self._check_branches = arithmetic.build_check(self._residents.positions)
         modules = modules_by_path(step.step.model, step.step.loss_fn)
         self._attributes = [(modules[attribute.module], attribute) for attribute in step.returned.attributes]
         self._gate, self._layouts = UpdateGate(), ResultLayouts()
@@ -123,6 +124,23 @@ class TrainStep:
         trace = StepTrace()
         self._run(batch, self._traced, trace)
         return trace
+
+    def trace_ahead(self, batch: Any, steps: int = 1) -> list[StepTrace]:
+        """Runs some steps whose times are those of the devices alone: the host stays ahead of them.
+
+        Rows are launched together, as in a usual step; a row's time is that of its first instruction.
+        """
+        return self._turn.run(partial(self._run_ahead, batch, steps))
+
+    def _run_ahead(self, batch: Any, steps: int) -> list[StepTrace]:
+        assert self._streams is not None
+        self._forget_recording()
+        writer = LaneWriter(self._setup, is_traced=True, pause=self._streams.stay_ahead())
+        lanes, traces = writer.write(), [StepTrace() for _ in range(steps)]
+        for trace in traces:
+            trace.rows = writer.rows
+            self._run(batch, lanes, trace)
+        return traces
 
     def host_seconds(self, batch: Any, steps: int = 1) -> list[float]:
         """Runs some steps and returns the host's seconds for launching each op by op, without waiting for the devices.
@@ -206,9 +224,12 @@ class TrainStep:
         with torch.no_grad(), nullcontext() if network is None else network.step():
             residents = self._residents.gather(batch)
             check_preconditions(program.preconditions, residents, self._residents.positions)
-            before, updates = self._failed_steps.look(residents), list[Any]()
+            self._check_branches(residents)
+            before = self._failed_steps.look(residents)
+            scalars = HostScalars(partial(self._compute, residents, before))
             try:
-                scalars, updates = self._compute_scalars(residents)
+                if not self._computes_late or lanes is not None:
+                    scalars.get()
                 lanes = self._choose_lanes(residents, scalars) if lanes is None else lanes
                 mailbox: list[Any] = [None] * lanes.mailbox_size
                 given = (residents, scalars, mailbox, outputs, None if trace is None else trace.add)
@@ -216,16 +237,17 @@ class TrainStep:
                 host = jobs.pop(HOST_LANE, None)
                 with self._streams.step(trace) if self._streams is not None else nullcontext(), self._recovering():
                     self._threads.run(jobs, host)
+                    scalars.get()
             except BaseException as failure:
                 is_replayed = self._replay is not None and lanes not in (None, self._lanes)
                 updated = self._failed_steps.recover(residents, before, failure, is_replayed)
-                self._residents.keep(updates, updated)
+                self._residents.keep(scalars.updates, updated)
                 raise
             if not self._layouts.is_known and self._gate.is_open:
                 self._layouts.is_known = True
                 self._lanes = LaneWriter(self._setup).write()
             if self._gate.is_open:
-                self._residents.keep(updates)
+                self._residents.keep(scalars.updates)
             else:
                 self._failed_steps.set_back(residents, before)
                 self._threads.cancellation.reset()
@@ -246,11 +268,24 @@ class TrainStep:
         runs = (placed.whole or placed.instructions).sequence
         return next((run.device for run in runs if isinstance(run, RunOp) and run.op in placed.random_ops), None)
 
-    def _choose_lanes(self, residents: list[Any], scalars: list[Any]) -> Lanes:
+    @property
+    def _computes_late(self) -> bool:
+        """Whether the host launches forward and backward pass before it computes what the update reads.
+
+        A branch by a result may refuse the step, and has to do so before anything has changed.
+        """
+        is_alone = list(self._lanes.functions) == [HOST_LANE]
+        return self._replay is None and is_alone and not self._setup.arithmetic.late_branches
+
+    def _compute(self, residents: list[Any], before: Before) -> tuple[list[Any], list[Any]]:
+        self._failed_steps.look_at_counters(residents, before)
+        return self._compute_scalars(residents)
+
+    def _choose_lanes(self, residents: list[Any], scalars: HostScalars) -> Lanes:
         if self._replay is None:
             return self._lanes
         with self._recovering():
-            return self._replay.lanes(self._lanes, residents, scalars)
+            return self._replay.lanes(self._lanes, residents, scalars.get())
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
@@ -280,8 +315,8 @@ def _lane_devices(placed: PlacedStep, lanes: Lanes) -> dict[int, RealDevice]:
     """Returns where each lane runs that has a thread."""
     devices = {number: device for number, device in enumerate(placed.devices) if not device.launches_from_host}
     devices |= {pinning_lane(number): device.pinning_thread for number, device in devices.items()}
-    network = RealDevice("network", "cpu", "cpu", threads=1)
-    return {lane: devices.get(lane, network) for lane in lanes.functions if lane != HOST_LANE}
+    sending = RealDevice("sending", "cpu", "cpu", threads=1)
+    return {lane: devices.get(lane, sending) for lane in lanes.functions if lane != HOST_LANE}
 
 
 class _Stopwatch:

@@ -1,0 +1,119 @@
+"""Recurrent layers as one op forward and one backward."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import capture_with_mse, compiled
+from eager_steps import bitwise, eager_step, snapshot
+from torch import Tensor, nn
+
+from placewise.core.errors import ExecutionError
+from placewise.graph_capture.capture import CapturedStep
+from placewise.graph_capture.resolved_program import ResolvedProgram, is_random
+from placewise.graph_capture.training_step import TrainingStep
+from placewise.measure.ops import RunnableOp, op_calls
+
+BATCH, STEPS, WIDTH = 2, 3, 4
+
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Reader(nn.Module):
+    """A recurrent layer, of which the result and perhaps the last state are used."""
+
+    def __init__(self, layer: nn.RNNBase, uses_state: bool = False) -> None:
+        super().__init__()
+        self.layer, self.uses_state = layer, uses_state
+        self.out = nn.Linear(WIDTH * (2 if layer.bidirectional else 1), WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [batch, steps, width]."""
+        found, state = self.layer(x)
+        state = state[-1] if isinstance(state, tuple) else state
+        made: Tensor = self.out(found)
+        return made + state.sum() if self.uses_state else made
+
+
+LAYERS: dict[str, Any] = {
+    "lstm": lambda: Reader(nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)),
+    "lstm, both ways, with dropout": lambda: Reader(
+        nn.LSTM(WIDTH, WIDTH, 2, bidirectional=True, dropout=0.3, batch_first=True), uses_state=True
+    ),
+    "lstm, projected": lambda: Reader(nn.LSTM(WIDTH, 2 * WIDTH, proj_size=WIDTH, batch_first=True), uses_state=True),
+    "gru": lambda: Reader(nn.GRU(WIDTH, WIDTH), uses_state=True),
+    "rnn": lambda: Reader(nn.RNN(WIDTH, WIDTH, nonlinearity="relu", bias=False)),
+}
+
+
+def training(name: str) -> tuple[Reader, Any]:
+    torch.manual_seed(0)
+    model: Reader = LAYERS[name]()
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    return [tuple(torch.randn(2, BATCH, STEPS, WIDTH)) for _ in range(count)]
+
+
+def captured(name: str) -> CapturedStep:
+    return capture_with_mse(*training(name), batches(1)[0], whole_layers=True)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("name", LAYERS)
+def test_steps_have_eagers_bits(name: str) -> None:
+    """A CPU runs what eager code runs there."""
+    model, optimizer = training(name)
+    given = batches(2)
+    mine = training(name)
+    train_step = compiled(capture_with_mse(*mine, given[0], whole_layers=True))
+    eager = TrainingStep(model, nn.MSELoss(), optimizer, given[0])
+    for seed, batch in enumerate(given):
+        torch.manual_seed(seed)
+        (expected,) = eager_step(replace(eager, batch=batch))
+        torch.manual_seed(seed)
+        assert bitwise(train_step(batch), expected)
+    found, wanted = snapshot(*mine), snapshot(model, optimizer)
+    assert all(bitwise(found[key], wanted[key]) for key in wanted)
+    train_step.close()
+
+
+def test_they_are_one_op_each_way_in_one_group() -> None:
+    """Two layers with weights of 16 x 4 twice, for 2 x 3 rows, 2 flops each: 3,072; backward twice that."""
+    step = captured("lstm")
+    ops = step.graph.ops
+    forward, backward = ops.kinds.index("aten.lstm"), ops.kinds.index("aten.lstm_backward")
+    assert [ops.kinds.count(kind) for kind in ("aten.lstm", "aten.lstm_backward", "aten.sigmoid")] == [1, 1, 0]
+    assert ops.groups[forward] == ops.groups[backward]
+    assert (ops.flops[forward], ops.flops[backward]) == (3072, 6144)
+    assert not any(map(is_random, ResolvedProgram.of(step).op_calls))
+
+
+def test_layers_that_drop_are_a_random_op() -> None:
+    step = captured("lstm, both ways, with dropout")
+    calls = zip(step.graph.ops.kinds, ResolvedProgram.of(step).op_calls, strict=True)
+    assert [kind for kind, call in calls if is_random(call)] == ["aten.lstm"]
+
+
+def test_both_ops_can_be_timed_alone() -> None:
+    step = captured("gru")
+    calls = op_calls(step.program, len(step.graph.ops))
+    for kind in ("aten.gru", "aten.gru_backward"):
+        op = RunnableOp(calls[step.graph.ops.kinds.index(kind)], "cpu")
+        op.run()
+        op.run()
+        assert not op.changes_inputs
+
+
+def test_a_plan_that_recomputes_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="--no-recompute"):
+        compiled(captured("lstm"), options=True)
+
+
+def test_without_asking_cells_are_recorded() -> None:
+    kinds = capture_with_mse(*training("lstm"), batches(1)[0]).graph.ops.kinds
+    assert "aten.lstm" not in kinds
+    assert "aten.sigmoid_" in kinds
