@@ -48,7 +48,12 @@ def clusters(draw: st.DrawFn) -> Cluster:
         for name in names
     )
     channels: st.SearchStrategy[Any] = st.none() | st.sampled_from(["", "bus", "a->b", ("a card", "b card"), ("bus",)])
-    links = [Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels)) for a in names for b in names if a != b]
+    links = [
+        Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels), draw(st.booleans()))
+        for a in names
+        for b in names
+        if a != b
+    ]
     more = draw(st.lists(st.sampled_from(links), max_size=2)) if links else []
     return Cluster(draw(NAMES), devices, (*links, *more), draw(st.floats(0, 1)), draw(st.just("") | NAMES))
 
@@ -188,7 +193,7 @@ def wrong_fields() -> Broken:
             cases[f"{whole} -> {value[:12]}"] = (line(whole, f"{field} = {value}"), (element, f"{field} must be"))
     for whole, (element, _) in LINES.items():
         field = whole.partition(" =")[0]
-        if element.startswith(("devices", "links")) and field not in ("overhead_seconds", "both", "channel"):
+        if element.startswith(("devices", "links")) and field not in ("overhead_seconds", "both", "channel", "host_waits"):
             cases[f"no {whole}"] = (line(whole, ""), (element, f"needs the field {field!r}"))
     for memory in MEMORIES:
         fragments = ("devices[0] 'gpu:0'", "memory must be bytes or text like '12GiB'")

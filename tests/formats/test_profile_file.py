@@ -25,6 +25,20 @@ def test_checks_survive_their_file() -> None:
     assert parse_profile(json.loads(format_profile(profile))) == profile
 
 
+def test_devices_that_share_hardware_survive_their_file() -> None:
+    profile = profile_of_two_slices()
+    unlike = tuple(replace(device, times_of=device.name, part_of="cuda:0") for device in profile.devices)
+    profile = replace(profile, devices=unlike, contention={"gpu:1": profile.contention["gpu"]})
+    assert parse_profile(json.loads(format_profile(profile))) == profile
+
+
+def test_links_over_which_the_host_waits_survive_their_file() -> None:
+    profile = profile_of_two_slices()
+    links = tuple(replace(link, host_waits=i == 1) for i, link in enumerate(profile.links))
+    profile = replace(profile, links=links, copy_dispatch_seconds=2e-5)
+    assert parse_profile(json.loads(format_profile(profile))) == profile
+
+
 def test_an_empty_profile_survives_its_file() -> None:
     assert parse_profile(json.loads(format_profile(Profile((), {})))) == Profile((), {})
 
@@ -37,7 +51,9 @@ def test_an_empty_profile_survives_its_file() -> None:
         (("devices",), {}, "devices must be a list"),
         (("devices", 0, "kind"), 3, r"devices\[0\]: kind must be text"),
         (("devices", 1, "times_of"), "gpu:7", r"devices\[1\]: times_of must be a device"),
+        (("devices", 1, "part_of"), 3, r"devices\[1\]: part_of must be text"),
         (("links", 0, "bytes_per_second"), 0, r"links\[0\]: bytes_per_second must be a finite number above 0"),
+        (("links", 1, "host_waits"), 1, r"links\[1\]: host_waits must be true or false, got 1"),
         (("links", 1, "to"), "gpu:7", "there is no device 'gpu:7'"),
         (("dispatch_seconds",), -1, "dispatch_seconds must be a finite number at least 0"),
         (("timings",), [], "timings must be a dict"),

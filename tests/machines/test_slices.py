@@ -7,7 +7,7 @@ import pytest
 from placewise.core.cluster import Cluster, Device
 from placewise.core.errors import ClusterError
 from placewise.machines.presets import preset
-from placewise.machines.slices import slice_devices
+from placewise.machines.slices import format_cut, parse_cut, slice_devices
 
 
 def test_a_gpu_in_four_slices() -> None:
@@ -32,3 +32,25 @@ def test_a_slice_has_its_share_of_the_speed_in_every_type() -> None:
 def test_a_device_that_is_not_there_is_not_cut() -> None:
     with pytest.raises(ClusterError, match="there is no device 'gpu:9' to cut"):
         slice_devices(preset("2xK80"), {"gpu:9": 2})
+
+
+def test_a_gpu_in_two_unequal_slices() -> None:
+    """32 and 64 multiprocessors are a third and two thirds of what is used."""
+    whole = Cluster("", (Device("gpu:0", "gpu", 9, 30.0, 3.0),), ())
+    cut = slice_devices(whole, {"gpu:0": (32, 64)})
+    assert [(device.memory_bytes, device.flops, device.bytes_per_second) for device in cut.devices] == [
+        (3, 10.0, 1.0),
+        (6, 20.0, 2.0),
+    ]
+
+
+@pytest.mark.parametrize(("text", "cut"), [("4", 4), ("32+64", (32, 64)), ("8+8+16", (8, 8, 16))])
+def test_cuts_as_text(text: str, cut: int | tuple[int, ...]) -> None:
+    assert parse_cut(text) == cut
+    assert str(format_cut(cut)) == text
+
+
+@pytest.mark.parametrize("text", ["", "0", "32+", "+", "32+0", "-1", "4.5", "1000", "32+64k", "\u0664"])
+def test_what_is_not_a_cut_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="as in 4 or 32\\+64"):
+        parse_cut(text)

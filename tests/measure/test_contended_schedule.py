@@ -28,6 +28,18 @@ def test_ops_side_by_side_slow_each_other_down() -> None:
     assert schedule_together(problem, shared(1.0), together).step_seconds == pytest.approx(2.0)
 
 
+def test_unlike_devices_on_one_gpu_slow_each_other_down() -> None:
+    """cpu:0 takes thrice as long beside cpu:1, which is busy for half of its 4 s; cpu:1 takes as long as alone."""
+    problem = Problem.of(wired([], 2, seconds=[{"cpu": 2.0}, {"cpu": 2.0}]), two_cpus())
+    devices = tuple(ProfiledDevice(name, "cpu", "", name, 2, "here") for name in ("cpu:0", "cpu:1"))
+    factors = Contention((1.0, 3.0), (1.0, 3.0))
+    profile = Profile(devices, {}, contention={"cpu:0": factors, "cpu:1": Contention()})
+    schedule = schedule_together(problem, profile, np.array([0, 1]))
+    np.testing.assert_allclose(schedule.timeline.end, [4.0, 2.0], rtol=0.05)
+    apart = replace(profile, devices=tuple(replace(device, part_of=device.name) for device in devices))
+    np.testing.assert_allclose(schedule_together(problem, apart, np.array([0, 1])).timeline.end, [2.0, 2.0])
+
+
 def test_only_the_time_side_by_side_counts() -> None:
     """An op of 3 s and one of 1 s start together: the neighbour is busy for a third of the one, and for all of the other."""
     problem = Problem.of(wired([], 2, seconds=[{"cpu": 3.0}, {"cpu": 1.0}]), two_cpus())

@@ -14,8 +14,9 @@ from placewise.evaluate.measured import Measure
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.slices import slice_devices
 from placewise.measure.clocks import PureWork, time_work
-from placewise.measure.cuda_instrument import CudaClock
-from placewise.measure.ops_in_steps import launch_seconds_in_steps
+from placewise.measure.cuda_instrument import CudaClock, CudaInstrument
+from placewise.measure.ops import op_calls
+from placewise.measure.ops_in_steps import launched_timings
 from placewise.measure.prediction_checks import check_predictions
 from placewise.measure.profiler import apply_profile, measure_profile
 from placewise.measure.roofline import measure_machine
@@ -123,14 +124,29 @@ def test_a_launch_is_the_hosts_time_though_the_gpu_is_busy() -> None:
     )
     cluster = Cluster.detect()
     gpu = real_devices(cluster)[0]
-    launch_seconds = launch_seconds_in_steps(step, cluster.devices[0], gpu)
-    assert launch_seconds is not None
+
+    def measure(step: pw.CapturedStep) -> tuple[float, float]:
+        """Returns the seconds of a launch, and of the longest op."""
+        signatures = [call.signature for call in op_calls(step.program, len(step.graph.ops))]
+        timings, launch_seconds = launched_timings(step, cluster.devices[0], gpu, signatures)
+        assert launch_seconds is not None
+        return launch_seconds, max(timing.seconds for timing in timings.values())
+
+    launch_seconds, product_seconds = measure(step)
     small = nn.Sequential(*[nn.Linear(8, 8) for _ in range(12)])
     small_step = pw.capture(
         small, nn.functional.mse_loss, torch.optim.SGD(small.parameters(), 1e-3), (torch.rand(64, 8), torch.rand(64, 8)),
         micro_batches=64, name="small products",
     )  # fmt: skip
-    assert launch_seconds == pytest.approx(launch_seconds_in_steps(small_step, cluster.devices[0], gpu), rel=0.5)
+    small_launch, small_op = measure(small_step)
+    assert launch_seconds == pytest.approx(small_launch, rel=0.5)
+    assert small_op < launch_seconds < product_seconds, "an op's time is the GPU's, though the host is slower"
+
+
+def test_a_copys_launch_takes_longer_than_an_ops() -> None:
+    first, second, *_ = real_devices(slices(), VIRTUAL)
+    instrument = CudaInstrument()
+    assert instrument.launch_seconds(first) < instrument.copy_launch_seconds(first, second) < 2e-4
 
 
 def test_predictions_are_checked_on_slices() -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> StandIn:
         monkeypatch.setattr(torch, name, lambda *args, plain=plain, pin_memory=False, **others: plain(*args, **others))
     monkeypatch.setattr(cuda_instrument, "stream_of", lambda device: stand_in.stream_named(device.name))
     monkeypatch.setattr(CudaInstrument, "sizes", WorkSizes(8, 8, 8, 8, 2))
+    monkeypatch.setattr(cuda_instrument, "SLICE_COPY_BYTES", 8)  # one processor needs seconds for what a GPU does in none
+    monkeypatch.setattr(cuda_instrument, "CACHED_ELEMENTS", 8)
     return stand_in
 
 
@@ -105,6 +108,13 @@ def test_slices_share_copies_and_a_cache(cuda: StandIn) -> None:
     lengths = [len(factors) for factors in (found.compute, found.memory, found.copies, found.cached)]
     assert lengths == [3, 3, 4, 3], "copies are timed while up to three slices are busy"
     assert found.cache_bytes == 50_000_000
+
+
+def test_unequal_slices_are_measured_each(cuda: StandIn) -> None:
+    """Two slices of 8 multiprocessors are alike, one of 16 is not."""
+    slices = [replace(device, slice=(i, (8, 8, 16))) for i, device in enumerate(SLICES)]
+    assert list(measure_contention(slices)) == ["gpu:0", "gpu:2"]
+    assert CudaInstrument().hardware(slices[2]) == "Stand-in, 16 multiprocessors"
 
 
 def test_products_are_measured_in_each_type_and_only_those_in_tf32_may_use_it(

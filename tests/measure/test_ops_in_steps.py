@@ -10,7 +10,7 @@ import torch
 from small_steps import signatures_of, two_cpus, words_step
 
 from placewise.measure import ops_in_steps
-from placewise.measure.ops_in_steps import STEPS, op_timings_in_steps, traced_op_seconds
+from placewise.measure.ops_in_steps import STEPS, launched_op_seconds, op_timings_in_steps, traced_op_seconds
 from placewise.measure.profiler import measure_profile
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import RunOp
@@ -41,6 +41,17 @@ def test_an_op_takes_until_the_next_one_starts_and_all_of_them_a_step() -> None:
     train_step: Any = SimpleNamespace(placed=placed, trace=lambda batch: trace)
     assert traced_op_seconds(train_step, None, 5.5) == {7: 2.5, 8: 1.5, 9: 2.0}
     assert traced_op_seconds(train_step, None, 8.0) == {7: 3.0, 8: 2.0, 9: 2.0}
+
+
+def test_the_ops_of_a_row_share_its_time_by_bytes() -> None:
+    """Op 7 takes 3 s; ops 8 and 9, which move 10 and 30 bytes, 4 s together."""
+    sequence = (RunOp(7, 0), RunOp(8, 0), RunOp(9, 0))
+    moved = np.zeros(10)
+    moved[[8, 9]] = 10, 30
+    graph = SimpleNamespace(ops=SimpleNamespace(bytes_moved=moved))
+    placed: Any = SimpleNamespace(instructions=SimpleNamespace(sequence=sequence), resolved=SimpleNamespace(graph=graph))
+    trace: Any = SimpleNamespace(times={0: (1.0, 4.0), 1: (4.0, 8.0)}, rows={1: (1, 2), 2: (1, 2)})
+    assert launched_op_seconds(placed, trace) == {7: 3.0, 8: 1.0, 9: 3.0}
 
 
 def test_a_device_without_memory_for_whole_steps_has_no_times_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

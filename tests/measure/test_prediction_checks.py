@@ -32,7 +32,7 @@ def test_placements_of_different_kinds_are_run_once_each() -> None:
 
 def test_what_takes_too_long_or_runs_out_of_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_predictions(words_step(), two_cpus(), profile_of(60.0)).checks == ()
-    monkeypatch.setattr(prediction_checks, "_measure", lambda *given: None)
+    monkeypatch.setattr(prediction_checks, "step_times", lambda *given: None)
     assert check_predictions(words_step(), two_cpus(), profile_of(1e-3)).checks == ()
 
 

@@ -7,7 +7,7 @@ from simulated import Step, leave_some_out, random_order, random_placements, ste
 from placewise.simulate.choices import flatten_choices, new_scratch, simulate_choice
 
 
-@given(steps(options=True))
+@given(steps(options=True, waits=True))
 @settings(max_examples=200)
 def test_it_equals_the_definition(drawn: tuple[Step, np.random.Generator]) -> None:
     step, rng = drawn

@@ -91,6 +91,32 @@ def test_optional_ops_equal_to_the_definition(drawn: tuple[Step, np.random.Gener
         assert schedule_json(schedule) == expected
 
 
+@settings(max_examples=300)
+@given(steps(max_ops=12, waits=True), st.booleans())
+def test_hosts_that_wait_for_what_is_copied(drawn: tuple[Step, np.random.Generator], is_ordered: bool) -> None:
+    step, rng = drawn
+    placement = random_placements(step.problem, rng, 1)[0]
+    assert_equal(step, placement, random_order(step.problem, rng) if is_ordered else None)
+    assert Simulator(step.problem).schedule(placement).step_seconds <= longest_step_seconds(step.problem) * (1 + 1e-12)
+
+
+def test_a_host_that_waits_launches_nothing_meanwhile() -> None:
+    """op0 takes 5 s on gpu:1; op1 reads it on gpu:0, op2 there reads nothing. A copy of 1 byte takes 2 s, ops 1 s.
+
+    op2 is on gpu:2: it starts at 0 s, or at 5 s if the host waits for op0 before it launches the copy and what comes after.
+    """
+    rows = [takes(5, 0, writes=[0]), takes(1, 1, reads=[0], writes=[1]), takes(1, 2, writes=[2])]
+    graph = graph_data([tensor(f"t{i}", 1) for i in range(3)], rows)
+    for waits, start in ((False, 0.0), (True, 5.0)):
+        cluster = gpus(3)
+        cluster["default_link"]["host_waits"] = waits
+        step = Step.of(graph, cluster)
+        schedule = Simulator(step.problem, "program").schedule(ints(1, 0, 2))
+        assert schedule.timeline.start.tolist() == [0.0, 7.0, start]
+        assert schedule.wait(2) == (("host", 0) if waits else ("nothing", -1))
+        assert_equal(step, ints(1, 0, 2))
+
+
 def test_the_random_steps_have_what_they_should() -> None:
     """Of 500 steps, at least 20 have each of the features that the kernels treat separately."""
     counts: Counter[str] = Counter()
@@ -471,6 +497,16 @@ def test_what_a_placement_costs_that_does_not_fit() -> None:
     worse = simulator.evaluation(np.full(4, 2.0), ints([10, 10], [11, 10], [11, 11], [9, 30]))
     assert worse.overflow_bytes.tolist() == [0, 1, 2, 20]
     assert worse.cost.tolist() == pytest.approx([2, 13.65, 14.3, 26])
+
+
+def test_bytes_that_no_number_holds_together_do_not_fit() -> None:
+    """Four devices without memory, each with 2**62 bytes or a copy of them: 2**64, which is 0 in 64 bits."""
+    step = Step.of(
+        graph_data([tensor("t", 2**62)], [takes(1, 0, [], [0]), *(takes(1, n, [0]) for n in (1, 2, 3))]), gpus(4, 0)
+    )
+    evaluation = Simulator(step.problem)(ints([0, 1, 2, 3]))
+    assert evaluation.overflow_bytes[0] > 2**62
+    assert evaluation.cost[0] > evaluation.step_seconds[0]
 
 
 def test_what_fits_is_better_than_what_does_not_however_slow_its_copies_are() -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints, frozen
+from placewise.core.arrays import Bools, Floats, Ints, frozen
 from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES, MAX_BYTES, digest_of
 from placewise.core.quantities import format_bytes
@@ -52,6 +52,7 @@ class Link:
     bytes_per_second: float
     latency_seconds: float
     channel: str | tuple[str, ...] | None = None  # None: a channel of its own
+    host_waits: bool = False  # the host launches a copy only when its tensor is made, and nothing else before
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -70,9 +71,15 @@ class Cluster:
     links: tuple[Link, ...]
     dispatch_seconds: float = 0.0  # host time to launch an op or a copy; one between hosts takes it on both
     description: str = ""
+    copy_dispatch_seconds: float | None = None  # host time to launch a copy, if that takes longer than an op's launch
 
     def __post_init__(self) -> None:
         _check(self)
+
+    @property
+    def copy_launch_seconds(self) -> float:
+        """The host's time to launch a copy."""
+        return self.dispatch_seconds if self.copy_dispatch_seconds is None else self.copy_dispatch_seconds
 
     @classmethod
     def load(cls, name: str) -> "Cluster":
@@ -160,6 +167,14 @@ class Cluster:
         return self._channel_matrix(-1)
 
     @cached_property
+    def host_waits(self) -> Bools:
+        """Whether the host waits for what is copied over each link: [devices, devices]."""
+        matrix = np.zeros((self.num_devices, self.num_devices), np.bool_)
+        for pair, link in self._link_of.items():
+            matrix[pair] = link.host_waits
+        return frozen(matrix, np.bool_)
+
+    @cached_property
     def host_names(self) -> tuple[str, ...]:
         """The hosts' names, ordered by their first devices."""
         return tuple(dict.fromkeys(device.host for device in self.devices))
@@ -183,6 +198,11 @@ class Cluster:
             arrays.append(self.hosts)
         if not np.array_equal(self.channels, self.second_channels):
             arrays.append(self.second_channels)
+        if self.copy_launch_seconds != self.dispatch_seconds:
+            words.append(["launch of a copy", self.copy_launch_seconds])
+        if self.host_waits.any():
+            words.append("host waits")
+            arrays.append(self.host_waits)
         return digest_of(words, *arrays)
 
     def link(self, source: int, target: int) -> Link:
@@ -254,6 +274,11 @@ def _check(cluster: Cluster) -> None:
         if not 1 <= len(link.channels) <= 2:
             _refuse(element, f"a copy needs one channel or two, got {len(link.channels)}")
     _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)
+    if not cluster.dispatch_seconds <= cluster.copy_launch_seconds < np.inf:
+        _refuse(
+            "cluster",
+            f"copy_dispatch_seconds must be a finite number, at least dispatch_seconds, got {cluster.copy_launch_seconds}",
+        )
     given = {(link.source, link.target) for link in cluster.links}
     for source in names:
         for target in names:

@@ -69,7 +69,7 @@ class Plan:
     interval_seconds: tuple[float, float] | None = None  # between which eight of ten steps are if times are off by 10%
     simplicity: Simplicity | None = None  # how much simpler it is than the fastest plan found
     groups: tuple[str, ...] = ()  # [the graph's own groups], names by which other graphs find them: of their first ops
-    rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 1"
+    rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 2"
     machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 
     def save(self, path: str | Path) -> None:
@@ -114,12 +114,13 @@ class Plan:
         return read_plan(path)
 
     def compile(
-        self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int] | None = None, cuda_graphs: bool = False,
-        weights: Any = None,
+        self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int | tuple[int, ...]] | None = None,
+        cuda_graphs: bool = False, weights: Any = None,
     ) -> Any:  # fmt: skip
         """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
-        The default cluster is the plan's own, or else this machine. `virtual` cuts GPUs into several devices: {"cuda:0": 4}.
+        The default cluster is the plan's own, or else this machine. `virtual` cuts GPUs into several devices: {"cuda:0": 4},
+        or {"cuda:0": (32, 64)} for slices of so many multiprocessors.
         `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
         `weights` are the `placewise.DeferredWeights()` that the model was built in; "empty" makes room for a checkpoint.
         """

@@ -247,7 +247,7 @@ def _most_seconds(problem: Problem) -> tuple[float, str]:
     slowest = float(cluster.bytes_per_second.min())
     copies = nbytes / slowest if nbytes < slowest * MAX_NUMBER else np.inf
     copies += num_copies * float(cluster.latency_seconds.max())
-    launches = cluster.dispatch_seconds * (problem.num_ops + 2 * num_copies)
+    launches = cluster.dispatch_seconds * problem.num_ops + cluster.copy_launch_seconds * 2 * num_copies
     return ops + copies + launches, max((ops, "the ops"), (copies, "the copies"), (launches, "the launches"))[1]
 
 

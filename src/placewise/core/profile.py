@@ -42,6 +42,12 @@ class ProfiledDevice:
     hardware: str  # its name on the machine
     times_of: str  # the device that was measured for it: slices of one GPU, and equal shares of the cores, are equal
     slices: int = 1  # the number of devices on the same GPU, or on the host's cores
+    part_of: str = ""  # the GPU, or the processor, that these share; empty: devices with the same `times_of` share theirs
+
+    @property
+    def shared_hardware(self) -> str:
+        """A name that is the same for devices on the same hardware."""
+        return self.part_of or self.times_of
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,9 @@ class Profile:
     timings: Mapping[str, Mapping[str, Timing]]  # signature -> device -> time
     links: tuple[Link, ...] = ()
     dispatch_seconds: float = 0.0  # host time per launch
-    contention: Mapping[str, Contention] = field(default_factory=dict)  # by kind of device
+    contention: Mapping[str, Contention] = field(default_factory=dict)  # by measured device, or for all of a kind
     checks: tuple[CheckedPrediction, ...] = ()  # different placements of the step, run when the profile was made
+    copy_dispatch_seconds: float | None = None  # host time to launch a copy, where the host launches
 
     @property
     def worst_check(self) -> CheckedPrediction | None:
@@ -137,7 +144,7 @@ class Profile:
 
     def slowdown(self, graph: Graph, device: Device, compute: float | Floats, memory: float | Floats) -> Floats:
         """Returns each op's slowdown on a device while these shares of its neighbours do compute and memory work: [ops]."""
-        factors = self.contention.get(device.kind, Contention())
+        factors = self.contention_of(device.name, device.kind)
         in_compute, in_memory = np.asarray(compute, np.float64), np.asarray(memory, np.float64)
         of_memory = _factor(factors.memory, in_memory) * _factor(factors.memory_beside_compute, in_compute)
         of_cached = _factor(factors.cached, in_memory) * _factor(factors.cached_beside_compute, in_compute)
@@ -155,24 +162,35 @@ class Profile:
         for link in cluster.links:
             measured = found.get((link.source, link.target), link)
             links.append(replace(measured, channel=link.channel or self._shared_channel(link.source, link.target)))
-        measured_cluster = replace(cluster, links=tuple(links), dispatch_seconds=self.dispatch_seconds)
+        measured_cluster = replace(
+            cluster,
+            links=tuple(links),
+            dispatch_seconds=self.dispatch_seconds,
+            copy_dispatch_seconds=self.copy_dispatch_seconds and max(self.copy_dispatch_seconds, self.dispatch_seconds),
+        )
         if not busy:
             return measured_cluster
         return slower_links(measured_cluster, {ends: float(self.copy_slowdown(*ends, np.array(busy))) for ends in found})
 
+    def contention_of(self, name: str, kind: str) -> Contention:
+        """Returns how much slower a device's work is while others on its hardware are busy."""
+        times_of = next((entry.times_of for entry in self.devices if entry.name == name), name)
+        return self.contention.get(times_of, self.contention.get(kind, Contention()))
+
     def _shared_channel(self, source: str, target: str) -> str | None:
         known = {device.name: device for device in self.devices}
         ends = [known[name] for name in (source, target) if name in known]
-        if len({end.times_of for end in ends}) != 1 or len(ends) < 2:
+        if len({end.shared_hardware for end in ends}) != 1 or len(ends) < 2:
             return None
-        return f"inside {ends[0].times_of}" if len(self.contention.get(ends[0].kind, Contention()).copies) > 1 else None
+        copies = self.contention_of(source, ends[0].kind).copies
+        return f"inside {ends[0].shared_hardware}" if len(copies) > 1 else None
 
     def copy_slowdown(self, source: str, target: str, busy: Floats) -> Floats:
         """Returns the slowdown of copies while these shares of the devices on the same hardware work."""
         if self._shared_channel(source, target) is None:
             return np.ones_like(busy)
         kind = next(device.kind for device in self.devices if device.name == source)
-        return _factor(self.contention[kind].copies, busy)
+        return _factor(self.contention_of(source, kind).copies, busy)
 
 
 def slower_links(cluster: Cluster, factors: Mapping[tuple[str, str], float]) -> Cluster:

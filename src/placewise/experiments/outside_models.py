@@ -35,11 +35,22 @@ def wide_llama() -> TrainingStep:
     return _llama(8, 1024, 1, sizes)
 
 
-def _llama(rows: int, length: int, micro_batches: int, sizes: dict[str, int]) -> TrainingStep:
+def llama_7b() -> TrainingStep:
+    """32 layers of 4096 with all weights in bfloat16, one text of 1024 tokens; without values, so a laptop can plan it."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_hidden_layers": 32}
+    with torch.device("meta"):
+        return _llama(1, 1024, 1, sizes, torch.bfloat16)
+
+
+def _llama(
+    rows: int, length: int, micro_batches: int, sizes: dict[str, int], dtype: torch.dtype = torch.float32
+) -> TrainingStep:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(num_hidden_layers=12, vocab_size=32000, max_position_embeddings=length, use_cache=False, **sizes)  # type: ignore[arg-type]
-    return _language(LlamaForCausalLM(config), rows, length, micro_batches)  # type: ignore[no-untyped-call]
+    sizes = {"num_hidden_layers": 12, **sizes}
+    config = LlamaConfig(vocab_size=32000, max_position_embeddings=length, use_cache=False, **sizes)  # type: ignore[arg-type]
+    model: nn.Module = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return _language(model.to(dtype), rows, length, micro_batches)
 
 
 def wide_bert() -> TrainingStep:
@@ -100,6 +111,86 @@ def unet() -> TrainingStep:
     model, images = UNet(), torch.zeros(16, 3, 256, 256)
     batch = (images, torch.zeros(16, 256, 256, dtype=torch.long))
     return TrainingStep(model, nn.functional.cross_entropy, _adamw(model), batch)
+
+
+def bert_with_dropout() -> TrainingStep:
+    """6 layers of BERT-base with its dropout, 32 texts of 256 tokens."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    return _language(BertForMaskedLM(BertConfig(num_hidden_layers=6)), 32, 256, 1)  # type: ignore[no-untyped-call]
+
+
+def gpt2_with_dropout() -> TrainingStep:
+    """6 layers of GPT-2 with its dropout, 16 texts of 512 tokens."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return _language(GPT2LMHeadModel(GPT2Config(n_layer=6, use_cache=False)), 16, 512, 1)  # type: ignore[no-untyped-call]
+
+
+def swin() -> TrainingStep:
+    """Swin-T, 64 images."""
+    from torchvision.models import swin_t
+
+    return _images(swin_t(), 64)
+
+
+def mobilenet() -> TrainingStep:
+    """MobileNetV3-L, 128 images."""
+    from torchvision.models import mobilenet_v3_large
+
+    return _images(mobilenet_v3_large(), 128)
+
+
+def encoder() -> TrainingStep:
+    """6 of torch's own transformer layers of 512, with dropout, 32 texts of 256 tokens."""
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+    return _words(nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), 256)
+
+
+def lstm() -> TrainingStep:
+    """2 layers of nn.LSTM of 512, 32 texts of 64 tokens."""
+    return _words(_First(nn.LSTM(512, 512, 2, batch_first=True)), 64)
+
+
+def whole_lstm() -> TrainingStep:
+    """The same with the layers as one op each way."""
+    return replace(lstm(), whole_layers=True)
+
+
+def gru() -> TrainingStep:
+    """2 layers of nn.GRU of 512, 32 texts of 64 tokens."""
+    return _words(_First(nn.GRU(512, 512, 2, batch_first=True)), 64)
+
+
+def rms_norm() -> TrainingStep:
+    """4 blocks of nn.RMSNorm, two layers, dropout and group norm, 32 texts of 64 tokens."""
+    blocks = [
+        (nn.RMSNorm(512), nn.Linear(512, 1024), nn.SiLU(), nn.Dropout(), nn.Linear(1024, 512), nn.GroupNorm(8, 64))
+        for _ in range(4)
+    ]
+    return _words(nn.Sequential(*(layer for block in blocks for layer in block)), 64)
+
+
+class _First(nn.Module):
+    """The first of what a module returns."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]  # type: ignore[no-any-return]
+
+
+def _words(inner: nn.Module, length: int) -> TrainingStep:
+    """Returns the step of a model of words around these layers, which are 512 wide."""
+    model = nn.Sequential(nn.Embedding(5000, 512), inner, nn.Linear(512, 5000), nn.Flatten(0, 1))
+    texts = torch.zeros(32, length, dtype=torch.long)
+    return TrainingStep(model, _word_loss, _adamw(model), (texts, texts.clone()))
+
+
+def _word_loss(scores: Tensor, words: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores, words.flatten())
 
 
 class UNet(nn.Module):

@@ -7,17 +7,27 @@ from typing import Any
 from placewise.core.cluster import Link
 from placewise.core.errors import ProfileError
 from placewise.core.profile import CheckedPrediction, Contention, Profile, ProfiledDevice, Timing
-from placewise.formats.files import Fields, read_json, write_bytes
+from placewise.formats.files import Fields, describe, read_json, write_bytes
 
 FORMAT, VERSION = "placewise-profile", 1
 
-PROFILE_FIELDS = ("format", "version", "devices", "links", "dispatch_seconds", "contention", "checks", "timings")
+PROFILE_FIELDS = (
+    "format",
+    "version",
+    "devices",
+    "links",
+    "dispatch_seconds",
+    "copy_dispatch_seconds",
+    "contention",
+    "checks",
+    "timings",
+)
 
 CHECK_FIELDS = ("placement", "predicted_seconds", "measured_seconds")
 
-DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices")
+DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices", "part_of")
 
-LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds")
+LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds", "host_waits")
 
 TIMING_FIELDS = ("seconds", "count", "spread_seconds")  # the last one in older files only, and unused
 
@@ -54,13 +64,15 @@ def parse_profile(data: Any, source: str = "profile") -> Profile:
         top.number("dispatch_seconds", 0),
         {kind: _contention(row, f"{source}: contention[{kind!r}]") for kind, row in top.mapping("contention", {}).items()},
         tuple(_check(row, f"{source}: checks[{i}]") for i, row in enumerate(top.entries("checks", []))),
+        top.number("copy_dispatch_seconds") if "copy_dispatch_seconds" in top.given else None,
     )
 
 
 def _device(row: Any, element: str) -> ProfiledDevice:
     device = Fields(element, row, DEVICE_FIELDS, ProfileError)
     name, kind, hardware = device.text("name"), device.text("kind"), device.text("hardware")
-    return ProfiledDevice(name, kind, hardware, device.text("times_of"), device.integer("slices", 1))
+    times_of, part_of = device.text("times_of"), device.text("part_of", "")
+    return ProfiledDevice(name, kind, hardware, times_of, device.integer("slices", 1), part_of)
 
 
 def _link(row: Any, element: str, names: list[str]) -> Link:
@@ -69,7 +81,11 @@ def _link(row: Any, element: str, names: list[str]) -> Link:
     for name in (source, target):
         if name not in names:
             raise link.wrong(f"there is no device {name!r}; the devices are {', '.join(names)}")
-    return Link(source, target, link.number("bytes_per_second", above_zero=True), link.number("latency_seconds"))
+    host_waits = link.get("host_waits", False)
+    if not isinstance(host_waits, bool):
+        raise link.wrong(f"host_waits must be true or false, got {describe(host_waits)}")
+    bytes_per_second, latency_seconds = link.number("bytes_per_second", above_zero=True), link.number("latency_seconds")
+    return Link(source, target, bytes_per_second, latency_seconds, host_waits=host_waits)
 
 
 def _check(row: Any, element: str) -> CheckedPrediction:
@@ -101,14 +117,18 @@ def _contention(row: Any, element: str) -> Contention:
 def format_profile(profile: Profile) -> str:
     """Returns the text of a profile's file, with a line for each device, link and signature."""
     devices = [
-        dict(zip(DEVICE_FIELDS, (d.name, d.kind, d.hardware, d.times_of, d.slices), strict=True)) for d in profile.devices
+        {name: getattr(device, name) for name in DEVICE_FIELDS if name != "part_of" or device.part_of}
+        for device in profile.devices
     ]
     links = [
-        dict(zip(LINK_FIELDS, (link.source, link.target, link.bytes_per_second, link.latency_seconds), strict=True))
+        dict(zip(LINK_FIELDS, (link.source, link.target, link.bytes_per_second, link.latency_seconds), strict=False))
+        | ({"host_waits": True} if link.host_waits else {})
         for link in profile.links
     ]
     contention = {kind: vars(factors) for kind, factors in profile.contention.items()}
     head = {"format": FORMAT, "version": VERSION, "dispatch_seconds": profile.dispatch_seconds, "contention": contention}
+    if profile.copy_dispatch_seconds is not None:
+        head["copy_dispatch_seconds"] = profile.copy_dispatch_seconds
     checks = [vars(check) for check in profile.checks]
     timings = [
         f"{json.dumps(signature)}: {_encode({name: vars(timing) for name, timing in row.items()})}"

@@ -17,7 +17,13 @@ def with_faster_links(cluster: Cluster, factor: float) -> Cluster:
 
 def with_faster_launches(cluster: Cluster, factor: float) -> Cluster:
     """Returns the cluster with a host that launches this much faster."""
-    return replace(cluster, name=f"{cluster.name}, faster host", dispatch_seconds=cluster.dispatch_seconds / factor)
+    return replace(with_launches(cluster, 1 / factor), name=f"{cluster.name}, faster host")
+
+
+def with_launches(cluster: Cluster, factor: float) -> Cluster:
+    """Returns the cluster with launches of ops and copies that take the host this many times as long."""
+    copies = None if cluster.copy_dispatch_seconds is None else cluster.copy_dispatch_seconds * factor
+    return replace(cluster, dispatch_seconds=cluster.dispatch_seconds * factor, copy_dispatch_seconds=copies)
 
 
 def gpus_of(cluster: Cluster) -> list[Device]:

@@ -78,7 +78,7 @@ def _link_slowdowns(schedule: Schedule, profile: Profile) -> dict[tuple[str, str
 def _neighbours(schedule: Schedule, profile: Profile) -> list[list[int]]:
     """Returns for each device the others on the same hardware."""
     names = schedule.problem.cluster.device_names
-    hardware = [next(entry.times_of for entry in profile.devices if entry.name == name) for name in names]
+    hardware = [next(entry.shared_hardware for entry in profile.devices if entry.name == name) for name in names]
     return [[b for b in range(len(names)) if b != a and hardware[b] == hardware[a]] for a in range(len(names))]
 
 

@@ -12,20 +12,25 @@ import numpy as np
 import torch
 
 from placewise.core.profile import Contention
-from placewise.measure.instruments import INSTRUMENTS, OpenWork, Repeat, instrument_of
+from placewise.measure.instruments import INSTRUMENTS, OpenWork, Repeat, instrument_of, speed_key
 from placewise.run.devices import RealDevice
 
 REPEATS = 7
 
 
 def measure_contention(devices: Sequence[RealDevice]) -> dict[str, Contention]:
-    """Returns the factors by kind of device; none for a kind whose first device shares its hardware with no other."""
+    """Returns the factors by kind of device; none for a kind whose first device shares its hardware with no other.
+
+    Where unlike devices share hardware, as slices of different sizes do, each has its own factors, by its name.
+    """
     found = {}
     for kind in INSTRUMENTS:
         of_kind = [device for device in devices if device.kind == kind]
-        neighbours = [device for device in of_kind if device.torch_device == of_kind[0].torch_device]
-        if len(neighbours) > 1:
-            found[kind] = _measure(neighbours[0], neighbours[1:])
+        together = [device for device in of_kind if device.torch_device == of_kind[0].torch_device]
+        unlike = {speed_key(device): device for device in reversed(together)}  # the first device of each
+        for device in reversed(unlike.values()) if len(together) > 1 else ():
+            others = [other for other in together if other is not device]
+            found[kind if len(unlike) == 1 else device.name] = _measure(device, others)
     return found
 
 

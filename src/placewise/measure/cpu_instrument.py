@@ -65,6 +65,10 @@ class CpuInstrument:
         """Returns 0: a CPU device's own thread runs its ops."""
         return 0.0
 
+    def copy_launch_seconds(self, source: RealDevice, target: RealDevice) -> float:
+        """Returns 0: the reader's own thread copies."""
+        return 0.0
+
     def copy_seconds(self, source: RealDevice, target: RealDevice) -> dict[int, float]:
         """Returns the seconds from one thread's signal that a tensor is ready to the end of the other thread's copy."""
         with own_thread(source) as sender, own_thread(target) as receiver:

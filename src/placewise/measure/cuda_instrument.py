@@ -6,6 +6,7 @@ A slice has its own multiprocessors (run/backends/green_contexts.py), and shares
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -15,16 +16,16 @@ from torch import Tensor
 from placewise.measure.clocks import Clock
 from placewise.measure.cpu_instrument import own_thread
 from placewise.measure.instruments import Repeat, SharedParts, WorkSizes
-from placewise.run.backends.cuda import stream_of
+from placewise.run.backends.cuda import CudaStreams, keep_busy, stream_of
 from placewise.run.devices import RealDevice
-
-CYCLES_PER_SECOND = 2e9  # of a GPU's clock, about: to keep a stream busy
 
 COPY_BYTES = tuple(4**n * 4096 for n in range(8))  # 4 KiB to 64 MiB
 
 REPEATS = 9  # of a copy, and of a series of launches
 
 LAUNCHES = 500  # in a series
+
+COPY_LAUNCHES = 50  # in a series: a queue holds about a thousand
 
 SLICE_COPY_BYTES, SLICE_COPIES = 1 << 24, 16  # from slice to slice, timed together
 
@@ -49,7 +50,7 @@ class CudaClock:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self.stream):
             wait_seconds = 1.5 * min(max(self.launch_seconds, 5e-6), 1e-3) * times + 1e-4
-            torch.cuda._sleep(int(wait_seconds * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
+            keep_busy(self.stream, wait_seconds)
             begun = time.perf_counter()
             start.record()
             for _ in range(times):
@@ -67,9 +68,12 @@ class CudaInstrument:
     compute_types = ("float32", "tf32", "bfloat16", "float16", "float64")
 
     def hardware(self, device: RealDevice) -> str:
-        """Returns the GPU's name, and how many slices it is cut into."""
+        """Returns the GPU's name, and how it is cut into slices."""
         name = torch.cuda.get_device_name(device.torch_device)
-        return name if device.slice is None else f"{name}, one of {device.slice[1]} slices"
+        if device.slice is None:
+            return name
+        index, cut = device.slice
+        return f"{name}, one of {cut} slices" if isinstance(cut, int) else f"{name}, {cut[index]} multiprocessors"
 
     def run(self, device: RealDevice, measure: Callable[[Clock], Found]) -> Found:
         """Calls `measure` with the device's stream as the current one."""
@@ -89,6 +93,28 @@ class CudaInstrument:
                     add(small, 1)
                 found.append((time.perf_counter() - start) / LAUNCHES)
             torch.cuda.synchronize(device.torch_device)
+        return float(np.median(found[1:]))
+
+    def copy_launch_seconds(self, source: RealDevice, target: RealDevice) -> float:
+        """Returns the host's time to launch a copy, with the events and streams around it, as a step's lane does it."""
+        streams, small = CudaStreams((source, target)), _allocate(source, COPY_BYTES[0])
+        copy, at = streams.copy(0, 1), 0 if source.launches_from_host else 1
+        calls: list[Callable[..., object]] = [partial(copy, small), streams.record(1, (0, 1)), streams.enter(at)]
+        if source.launches_from_host:
+            calls = [streams.record(0, (0,)), streams.wait(0, (0, 1)), *calls]
+        if target.launches_from_host:
+            calls.append(streams.wait(1, (1,)))
+        gpu = (source if source.launches_from_host else target).torch_device
+        found = []
+        for _ in range(REPEATS):
+            torch.cuda.synchronize(gpu)
+            start = time.perf_counter()
+            for _ in range(COPY_LAUNCHES):
+                for call in calls:
+                    call()
+            found.append((time.perf_counter() - start) / COPY_LAUNCHES)
+        torch.cuda.synchronize(gpu)
+        torch.cuda.set_stream(torch.cuda.default_stream(gpu))
         return float(np.median(found[1:]))
 
     def copy_seconds(self, source: RealDevice, target: RealDevice) -> dict[int, float]:

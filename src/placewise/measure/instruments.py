@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Protocol, TypeVar
 
+from placewise.machines.slices import slice_size
 from placewise.measure.clocks import Clock
 from placewise.run.devices import RealDevice
 
@@ -64,6 +65,10 @@ class Instrument(Protocol):
         """Returns the host's time to launch a small op; 0 if it does not launch the device's ops."""
         ...
 
+    def copy_launch_seconds(self, source: RealDevice, target: RealDevice) -> float:
+        """Returns the host's time to launch a copy, with all that waits for it; 0 if it launches for neither device."""
+        ...
+
     def copy_seconds(self, source: RealDevice, target: RealDevice) -> dict[int, float]:
         """Returns the time of a copy by its bytes; both devices are of this kind, or the other one is a CPU device."""
         ...
@@ -91,4 +96,4 @@ def _load(kind: str) -> Instrument:
 
 def speed_key(device: RealDevice) -> tuple[str, int, int]:
     """Returns a key that is the same for equally fast devices: slices of a GPU, equal shares of the cores."""
-    return device.torch_device, device.slice[1] if device.slice else 1, device.threads
+    return device.torch_device, slice_size(*device.slice) if device.slice else 1, device.threads

@@ -24,7 +24,8 @@ def measure_links(devices: Sequence[RealDevice]) -> tuple[Link, ...]:
                 seconds = instrument.copy_seconds(source, target)
                 known[pair] = fit_line(list(seconds), list(seconds.values()))
             latency_seconds, bytes_per_second = known[pair]
-            links.append(Link(source.name, target.name, bytes_per_second, latency_seconds))
+            host_waits = target.launches_from_host and not source.launches_from_host  # for what a CPU device makes
+            links.append(Link(source.name, target.name, bytes_per_second, latency_seconds, host_waits=host_waits))
     return tuple(links)
 
 

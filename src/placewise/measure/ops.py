@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_map
 from placewise.graph_capture.meta_kernels import MetaKernels
 from placewise.graph_capture.op_costs import SHAPE_ONLY, OpFacts, OwnFacts
 from placewise.graph_capture.own_ops import OwnOp
-from placewise.graph_capture.program import HERE, Call, Program, Resident, fill_slots
+from placewise.graph_capture.program import HERE, Call, Layout, Program, Resident, fill_slots
 from placewise.graph_capture.random_draws import without_state
 from placewise.rewrite.augmented_program import AloneBatchNorm
+from placewise.rewrite.channels_last import ChannelsLast
 from placewise.rewrite.piece import Piece
 from placewise.run.piece_kernels import kernel_of
 
@@ -61,15 +62,15 @@ def op_calls(program: Program, num_ops: int) -> list[OpCall]:
         for call in map(without_state, program.calls):
             args = fill_slots(call.args, values)
             kwargs = {key: fill_slots(value, values) for key, value in call.kwargs.items()}
-            if isinstance(call.function, AloneBatchNorm):  # it is timed as its original
-                alone = call.function
-                call, args = call._replace(function=alone.function), alone.arguments(*args)
+            if isinstance(call.function, AloneBatchNorm | ChannelsLast):  # it is timed as its original
+                changed = call.function
+                call, args = call._replace(function=changed.function), changed.arguments(*args)
             if call.op >= 0:
                 found[call.op] = OpCall(call.function, args, kwargs, _signature(call, args, kwargs))
             result = _run_on_meta(call, args, kwargs, kernels, facts)
             made = [r for r in result if isinstance(r, Tensor)] if isinstance(result, (tuple, list)) else [result]
             for slot, value in zip(call.results, made, strict=True):
-                values[slot] = value
+                values[slot] = _laid_out(value, program.layouts[slot]) if call.op >= 0 and program.layouts else value
     return [found[op] for op in range(num_ops)]
 
 
@@ -96,6 +97,15 @@ def _run_on_meta(call: Call, args: Any, kwargs: dict[str, Any], kernels: MetaKer
     if call.function not in facts:
         facts[call.function] = OpFacts(call.function)
     return kernels.run(call.function, facts[call.function], args, kwargs)
+
+
+def _laid_out(value: Any, layout: Layout | None) -> Any:
+    """Returns what an op has made with the strides that the program says."""
+    if layout is None or not isinstance(value, Tensor) or not value.is_meta:
+        return value
+    if value.stride() == tuple(layout.strides) or value.size() != tuple(layout.sizes):
+        return value
+    return torch.empty_strided(layout.sizes, layout.strides, dtype=value.dtype, device="meta")
 
 
 def _has_meta(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -1,8 +1,11 @@
-"""Ops timed inside whole steps, where single ops mislead: launches on a GPU, and ops on a CPU, which find cold caches."""
+"""Ops and launches timed inside whole steps, where single ops mislead: in a step an op finds cold caches.
+
+On a GPU updates also go out in rows, many with one launch; the time of a row belongs to all of its ops.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,26 +19,58 @@ from placewise.measure.random_batch import random_batch
 from placewise.measure.steps import time_step
 from placewise.run.devices import RealDevice
 from placewise.run.lower.instructions import RunOp
+from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step.compiling import compile_placement
 from placewise.run.step.failures import is_out_of_memory
 from placewise.run.step.train_step import TrainStep
+from placewise.run.step_trace import StepTrace
 
 STEPS, MIN_TRACED, ENOUGH_SECONDS = 5, 2, 10.0  # after a first one; fewer steps if they take longer than that
 
-LAUNCHED_STEPS = 3  # of which the launches are timed
+LAUNCHED_STEPS = 3  # on a GPU, of which the launches are timed, and then the ops
 
 
-def launch_seconds_in_steps(captured: CapturedStep, device: Device, real: RealDevice) -> float | None:
-    """Returns the host's seconds to launch an op, in whole steps on a GPU; None if that has too little memory.
+def launched_timings(
+    captured: CapturedStep,
+    device: Device,
+    real: RealDevice,
+    signatures: Sequence[str],
+    alone: AbstractContextManager[Any] | None = None,
+) -> tuple[dict[str, Timing], float | None]:
+    """Returns the times of ops in whole steps on a GPU, by signature [ops], and the host's seconds to launch an op.
 
-    The GPU's queues are never full meanwhile: a full one holds the host back, so that the GPU's time for an op would be
-    taken for the host's. That a GPU ends soon after the last launch does not tell which of the two has waited.
+    There are none if the GPU has too little memory. While launches are timed, its queues are never full: a full one holds
+    the host back, so that the GPU's time for an op would be taken for the host's. That a GPU ends soon after the last launch
+    does not tell which of the two has waited. While ops are timed, the host stays ahead. What uses the device happens inside
+    of `alone`.
     """
     with _step_on(captured, device, real) as train_step:
-        batch = train_step.bring_home(random_batch(captured))
-        train_step(batch)  # allocates memory
-        return float(np.median(train_step.host_seconds(batch, LAUNCHED_STEPS))) / max(len(captured.graph.ops), 1)
-    return None
+        batch = random_batch(captured)
+        with nullcontext() if alone is None else alone:
+            batch = train_step.bring_home(batch)
+            for _ in range(train_step.warm_up_steps):
+                train_step(batch)
+            host_seconds = float(np.median(train_step.host_seconds(batch, LAUNCHED_STEPS)))
+            traces = train_step.trace_ahead(batch, LAUNCHED_STEPS)
+        found: dict[str, list[float]] = {}
+        for trace in traces:
+            for op, seconds in launched_op_seconds(train_step.placed, trace).items():
+                found.setdefault(signatures[op], []).append(seconds)
+        num_ops = max(len(captured.graph.ops), 1)
+        return {signature: Timing.of(times) for signature, times in found.items()}, host_seconds / num_ops
+    return {}, None
+
+
+def launched_op_seconds(placed: PlacedStep, trace: StepTrace) -> dict[int, float]:
+    """Returns the seconds of each op of a traced step; the ops of a row share its time by the bytes that they move."""
+    sequence, moved = placed.instructions.sequence, placed.resolved.graph.ops.bytes_moved
+    found: dict[int, float] = {}
+    for number, (start, end) in trace.times.items():
+        row = trace.rows.get(number, (number,))
+        ops = [run.op for run in (sequence[n] for n in row) if isinstance(run, RunOp)]
+        shares = moved[ops] / moved[ops].sum() if moved[ops].sum() > 0 else np.full(len(ops), 1 / max(len(ops), 1))
+        found |= dict(zip(ops, ((end - start) * shares).tolist(), strict=True))
+    return found
 
 
 def op_timings_in_steps(

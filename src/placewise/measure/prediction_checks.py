@@ -5,7 +5,6 @@ So what is run differs in what it depends on: one device, layers one after the o
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +15,10 @@ from placewise.core.errors import StrategyError
 from placewise.core.problem import Problem
 from placewise.core.profile import CheckedPrediction, Profile
 from placewise.graph_capture.capture import CapturedStep
+from placewise.machines.slices import Cut
 from placewise.measure.contended_schedule import schedule_together
 from placewise.measure.profiler import apply_profile
-from placewise.measure.random_batch import random_batch
-from placewise.measure.steps import time_step
-from placewise.run.devices import real_devices
-from placewise.run.step.compiling import compile_placement
-from placewise.run.step.failures import is_out_of_memory
-from placewise.simulate.schedule import Schedule
+from placewise.measure.steps import step_times
 from placewise.simulate.simulator import Simulator
 from placewise.strategies import make
 from placewise.strategies.blocks import Blocks
@@ -42,7 +37,7 @@ def check_predictions(
     captured: CapturedStep,
     cluster: Cluster,
     profile: Profile,
-    virtual: Mapping[str, int] | None = None,
+    virtual: Mapping[str, Cut] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profile:
     """Returns the profile with its checks; placements that don't fit, or take too long, are left out.
@@ -59,8 +54,8 @@ def check_predictions(
         predicted = schedule_together(problem, profile, placement)
         if predicted.fits and 0 < predicted.step_seconds <= MOST_STEP_SECONDS:
             report(f"check of {name}")
-            if (seconds := _measure(captured, predicted, virtual or {})) is not None:
-                checks.append(CheckedPrediction(name, predicted.step_seconds, seconds))
+            if (times := step_times(captured, predicted, virtual or {}, STEPS, MOST_SECONDS)) is not None:
+                checks.append(CheckedPrediction(name, predicted.step_seconds, float(np.median(times))))
     return replace(profile, checks=tuple(checks))
 
 
@@ -75,21 +70,3 @@ def _placements(problem: Problem) -> Iterator[tuple[str, Ints]]:
         yield name, proposal.placements[simulator(proposal.placements).cost.argmin()]
     blocks = Blocks.of(problem, RANDOM_BLOCKS)
     yield "random blocks", blocks.expand(Choices.among(blocks.allowed).draw(np.random.default_rng(0), 1))[0]
-
-
-def _measure(captured: CapturedStep, predicted: Schedule, virtual: Mapping[str, int]) -> float | None:
-    """Returns the median time of some steps; None if they run out of memory."""
-    problem = predicted.problem
-    devices = real_devices(problem.cluster, virtual)
-    try:
-        with closing(compile_placement(problem, predicted.placement, predicted.order, captured, devices)) as train_step:
-            batch, times = train_step.bring_home(random_batch(captured)), list[float]()
-            for _ in range(train_step.warm_up_steps):
-                time_step(train_step, batch)
-            while not times or (len(times) < STEPS and sum(times) < MOST_SECONDS):
-                times.append(time_step(train_step, batch)[1])
-    except (RuntimeError, MemoryError) as trouble:
-        if not is_out_of_memory(trouble):
-            raise
-        return None
-    return float(np.median(times))

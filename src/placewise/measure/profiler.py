@@ -2,21 +2,24 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from placewise.core.cluster import Cluster, Device
 from placewise.core.graph import Graph
-from placewise.core.profile import Profile, ProfiledDevice, Timing
+from placewise.core.profile import Contention, Profile, ProfiledDevice, Timing
 from placewise.graph_capture.capture import CapturedStep
+from placewise.machines.slices import Cut
 from placewise.measure.clocks import Clock, time_work
 from placewise.measure.contention import measure_contention
 from placewise.measure.instruments import instrument_of, speed_key
 from placewise.measure.links import measure_links
 from placewise.measure.ops import OpCall, RunnableOp, op_calls
-from placewise.measure.ops_in_steps import launch_seconds_in_steps, op_timings_in_steps
+from placewise.measure.ops_in_steps import launched_timings, op_timings_in_steps
 from placewise.run.devices import RealDevice, real_devices
 
 
@@ -33,16 +36,20 @@ class Profiling:
 def measure_profile(
     captured: CapturedStep,
     cluster: Cluster,
-    virtual: Mapping[str, int] | None = None,
+    virtual: Mapping[str, Cut] | None = None,
     *,
     runs_step: bool = False,
+    known: Profile | None = None,
+    alone: AbstractContextManager[Any] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Profiling:
     """Returns a profile of this machine with the times of a step's ops.
 
-    With `runs_step`, the model is trained for some steps on a device of each kind, and the times of ops on CPU devices and
-    of launches on a GPU are those in whole steps. Otherwise each op is repeated alone, which is faster than in a step: its
-    tensors are in the processor's caches. `report` gets a line before each measurement.
+    With `runs_step`, the model is trained for some steps on each device that is not like another one, and the times of ops
+    and launches are those in whole steps. Otherwise, and where a device can't hold or run the whole step, each op is
+    repeated alone, which is faster than in a step: its tensors are in caches. What does not depend on the step (links,
+    contention, launches of copies) is taken over from a `known` profile of the same machine. What uses a GPU happens inside
+    of `alone`. `report` gets a line before each measurement.
     """
     begun = time.perf_counter()
     devices = real_devices(cluster, virtual)
@@ -50,21 +57,26 @@ def measure_profile(
     calls = op_calls(captured.program, len(captured.graph.ops))
     found = _Found({}, {}, [])
     measured = _measured_devices(devices)
+    launches: list[float] = []  # of an op, in whole steps on each GPU
     for device in dict.fromkeys(measured.values()):
-        times = _times_in_steps(captured, described[device.name], device, calls, report) if runs_step else {}
+        times, launch_seconds = (
+            _times_in_steps(captured, described[device.name], device, calls, report, alone) if runs_step else ({}, None)
+        )
+        launches += [] if launch_seconds is None else [launch_seconds]
         chosen = _distinct(calls, captured.graph, device.kind)
         others = {signature: call for signature, call in chosen.items() if signature not in times}
-        found.add(device, times, _measure_ops(device, others, report))
-    launches = [found.launches[call.signature] for call in calls if call.signature in found.launches]
-    dispatch_seconds = float(np.mean(launches)) if launches else 0.0
-    if runs_step and launches:
-        gpu = next(device for device in devices if device.launches_from_host)
-        report(f"whole steps on {gpu.name}")
-        dispatch_seconds = launch_seconds_in_steps(captured, described[gpu.name], gpu) or dispatch_seconds
-    report("links")
-    links = measure_links(devices)
-    report("contention")
-    contention = measure_contention(devices)
+        with nullcontext() if alone is None else alone:
+            found.add(device, times, _measure_ops(device, others, report))
+    one_by_one = [found.launches[call.signature] for call in calls if call.signature in found.launches]
+    dispatch_seconds = launches[0] if launches else float(np.mean(one_by_one)) if one_by_one else 0.0
+    if known is None:
+        with nullcontext() if alone is None else alone:
+            report("links")
+            links, copy_dispatch_seconds = measure_links(devices), _copy_dispatch_seconds(devices)
+            report("contention")
+            contention: Mapping[str, Contention] = measure_contention(devices)
+    else:
+        links, contention, copy_dispatch_seconds = known.links, known.contention, known.copy_dispatch_seconds
     profiled = tuple(
         ProfiledDevice(
             device.name,
@@ -72,10 +84,13 @@ def measure_profile(
             instrument_of(device).hardware(device),
             measured[device].name,
             sum(other.torch_device == device.torch_device for other in devices),
+            device.torch_device,
         )
         for device in devices
     )
-    profile = Profile(profiled, found.timings, links, dispatch_seconds, contention)
+    profile = Profile(
+        profiled, found.timings, links, dispatch_seconds, contention, copy_dispatch_seconds=copy_dispatch_seconds
+    )
     return Profiling(profile, len(found.timings), tuple(found.failures), time.perf_counter() - begun)
 
 
@@ -115,15 +130,28 @@ def _measured_devices(devices: Sequence[RealDevice]) -> dict[RealDevice, RealDev
 
 
 def _times_in_steps(
-    captured: CapturedStep, described: Device, device: RealDevice, calls: Sequence[OpCall], report: Callable[[str], None]
-) -> dict[str, Timing]:
-    """Returns the times of ops in whole steps, on a CPU device that can run them all; otherwise none."""
-    if device.launches_from_host or any(
-        kinds is not None and described.kind not in kinds for kinds in captured.graph.ops.devices
-    ):
-        return {}
+    captured: CapturedStep,
+    described: Device,
+    device: RealDevice,
+    calls: Sequence[OpCall],
+    report: Callable[[str], None],
+    alone: AbstractContextManager[Any] | None,
+) -> tuple[dict[str, Timing], float | None]:
+    """Returns the times of ops in whole steps, on a device that can run them all, and of a launch, if the host launches."""
+    if any(kinds is not None and described.kind not in kinds for kinds in captured.graph.ops.devices):
+        return {}, None
     report(f"whole steps on {device.name}")
-    return op_timings_in_steps(captured, described, device, [call.signature for call in calls])
+    signatures = [call.signature for call in calls]
+    if device.launches_from_host:
+        return launched_timings(captured, described, device, signatures, alone)
+    return op_timings_in_steps(captured, described, device, signatures), None
+
+
+def _copy_dispatch_seconds(devices: Sequence[RealDevice]) -> float | None:
+    """Returns the host's time to launch a copy between the first GPU and another device, a GPU if there is one."""
+    gpus = [device for device in devices if device.launches_from_host]
+    others = [device for device in [*gpus[1:], *devices] if device is not gpus[0]] if gpus else []
+    return instrument_of(gpus[0]).copy_launch_seconds(gpus[0], others[0]) if others else None
 
 
 def _distinct(calls: Sequence[OpCall], graph: Graph, kind: str) -> dict[str, OpCall]:

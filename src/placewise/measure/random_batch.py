@@ -65,6 +65,7 @@ def _draw_like(like: Tensor, num_choices: int, generator: torch.Generator) -> Te
 
 def _num_choices(step: CapturedStep) -> dict[str, int]:
     """Returns how many entries the integers of an input choose from, by its path in the batch; none if no op looks up."""
+    step = step if step.captured is None else step.captured  # where no lookup is part of a fused op
     values = ResolvedProgram.of(step)
     names = {resident.tensor: resident.name for resident in step.program.residents if resident.kind == "input"}
     found: dict[str, int] = {}

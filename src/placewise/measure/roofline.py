@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from placewise.core.cluster import Cluster, Device
+from placewise.machines.slices import Cut
 from placewise.measure.clocks import Clock, PureWork, time_work
 from placewise.measure.instruments import instrument_of, speed_key
 from placewise.measure.links import measure_links
@@ -30,7 +31,7 @@ class Roofline:
     overhead_seconds: float
 
 
-def measure_machine(cluster: Cluster, virtual: Mapping[str, int] | None = None) -> Cluster:
+def measure_machine(cluster: Cluster, virtual: Mapping[str, Cut] | None = None) -> Cluster:
     """Returns the cluster with measured flops, bandwidths, overheads, links and launches."""
     devices = real_devices(cluster, virtual)
     known: dict[object, Roofline] = {}

@@ -1,7 +1,9 @@
 """Steps of a placement, run and timed: their seconds, their memory, and their timeline as a schedule."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +13,13 @@ from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
+from placewise.machines.slices import Cut
+from placewise.measure.random_batch import random_batch
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.lower.lowering import tensor_devices
 from placewise.run.step.compiling import compile_placement
+from placewise.run.step.failures import is_out_of_memory
 from placewise.run.step.train_step import TrainStep
 from placewise.run.step_trace import StepTrace
 from placewise.simulate.schedule import Schedule
@@ -64,7 +69,7 @@ def run_steps(
     order: Ints,
     warm_up: int,
     steps: int,
-    virtual: Mapping[str, int],
+    virtual: Mapping[str, Cut],
 ) -> tuple[Floats, Mapping[str, int]]:
     """Returns the seconds of each step after the warm-up [steps], and the allocators' peak bytes by device.
 
@@ -82,6 +87,37 @@ def run_steps(
     finally:
         train_step.close()
     return np.array(seconds[warm_up:], np.float64), peaks
+
+
+def step_times(
+    captured: CapturedStep,
+    schedule: Schedule,
+    virtual: Mapping[str, Cut],
+    steps: int,
+    most_seconds: float = math.inf,
+    alone: AbstractContextManager[Any] | None = None,
+) -> Floats | None:
+    """Returns the seconds of each step of a schedule's placement, after a warm-up; None if they run out of memory.
+
+    There are fewer steps if they take longer than `most_seconds`. This trains the step's own model on a random batch. What
+    uses the devices happens inside of `alone`.
+    """
+    problem = schedule.problem
+    devices = real_devices(problem.cluster, virtual)
+    try:
+        with closing(compile_placement(problem, schedule.placement, schedule.order, captured, devices)) as train_step:
+            batch, times = random_batch(captured), list[float]()
+            with nullcontext() if alone is None else alone:
+                batch = train_step.bring_home(batch)
+                for _ in range(train_step.warm_up_steps):
+                    time_step(train_step, batch)
+                while not times or (len(times) < steps and sum(times) < most_seconds):
+                    times.append(time_step(train_step, batch)[1])
+    except (RuntimeError, MemoryError) as trouble:
+        if not is_out_of_memory(trouble):
+            raise
+        return None
+    return np.array(times)
 
 
 def time_step(train_step: TrainStep, batch: Any) -> tuple[float, float]:

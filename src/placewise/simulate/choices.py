@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from placewise.core.arrays import Floats, Ints
+from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.problem import Problem
 from placewise.simulate.compile import kernel
 from placewise.simulate.flat_problem import Int32s, cluster_columns, row_ends, unique_reads
@@ -40,10 +40,12 @@ class FlatChoices(NamedTuple):
     bytes_per_second: Floats  # [devices * devices]
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices]
+    host_waits: Bools  # [devices * devices]
     num_channels: int
     hosts: Int32s  # [devices]
     num_hosts: int
     dispatch_seconds: float
+    copy_dispatch_seconds: float
 
 
 class Scratch(NamedTuple):
@@ -174,15 +176,17 @@ def simulate_choice(flat: FlatChoices, devices: Ints, order: Ints, scratch: Scra
                 continue
             place = t * num_devices + here
             if launch_at[place] < 0:
-                hosts[host] += dispatch
+                link = there * num_devices + here
+                if flat.host_waits[link] and producer[t] >= 0:
+                    hosts[host] = max(hosts[host], ends[producer[t]])
+                hosts[host] += flat.copy_dispatch_seconds
                 begin = hosts[host]
                 sender = host_of[there]
                 if sender != host:
-                    hosts[sender] += dispatch
+                    hosts[sender] += flat.copy_dispatch_seconds
                     begin = max(begin, hosts[sender])
                 if producer[t] >= 0:
                     begin = max(begin, ends[producer[t]])
-                link = there * num_devices + here
                 channel, second = flat.channels[link], flat.second_channels[link]
                 begin = max(begin, busy[channel], busy[second])
                 arrivals[place] = arrival_time(begin, nbytes[t], latency[link], bandwidth[link])

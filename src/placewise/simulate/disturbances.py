@@ -61,6 +61,7 @@ class Disturbances:
             latency_seconds=flat.latency_seconds * links,
             bytes_per_second=flat.bytes_per_second / links,
             dispatch_seconds=flat.dispatch_seconds * slowdown,
+            copy_dispatch_seconds=flat.copy_dispatch_seconds * slowdown,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placewise.core.arrays import Floats, Ints, Ragged
+from placewise.core.arrays import Bools, Floats, Ints, Ragged
 from placewise.core.cluster import Cluster
 from placewise.core.problem import Problem
 
@@ -45,10 +45,12 @@ class FlatProblem(NamedTuple):
     bytes_per_second: Floats  # [devices * devices]
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices], the same one again for a link that uses one channel
+    host_waits: Bools  # [devices * devices], the host launches a copy over this link when its tensor is made
     num_channels: int
     hosts: Int32s  # [devices], the host that launches for each
     num_hosts: int
     dispatch_seconds: float
+    copy_dispatch_seconds: float
 
 
 def flatten(problem: Problem) -> FlatProblem:
@@ -119,10 +121,12 @@ def cluster_columns(cluster: Cluster) -> dict[str, Any]:
         "bytes_per_second": np.array(cluster.bytes_per_second).reshape(-1),
         "channels": cluster.channels.astype(np.int32).reshape(-1),
         "second_channels": cluster.second_channels.astype(np.int32).reshape(-1),
+        "host_waits": np.array(cluster.host_waits).reshape(-1),
         "num_channels": len(cluster.channel_names),
         "hosts": cluster.hosts.astype(np.int32),
         "num_hosts": len(cluster.host_names),
         "dispatch_seconds": float(cluster.dispatch_seconds),
+        "copy_dispatch_seconds": float(cluster.copy_launch_seconds),
     }
 
 

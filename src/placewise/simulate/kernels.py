@@ -125,13 +125,13 @@ def simulate_from(
     Snapshots, or None, get the states on the way. A Cutoff, or None, may end the pass early: its seconds are then infinite.
     """
     # Arrays are taken out of their tuples first: inside the loops that would count references.
-    num_devices, dispatch = flat.num_devices, flat.dispatch_seconds
+    num_devices, dispatch, copy_dispatch = flat.num_devices, flat.dispatch_seconds, flat.copy_dispatch_seconds
     op_groups, op_seconds = flat.op_groups, flat.op_seconds
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     read_storages, copy_bytes, copy_makers = flat.read_storages, flat.copy_bytes, flat.copy_makers
     after_ends, after_ops = flat.after_ends, flat.after_ops
     latency, bandwidth, host_of = flat.latency_seconds, flat.bytes_per_second, flat.hosts
-    channels, second_channels = flat.channels, flat.second_channels
+    channels, second_channels, host_waits = flat.channels, flat.second_channels, flat.host_waits
     devices, ends, free, busy, hosts = work.devices, work.ends, work.free, work.busy, work.hosts
     launch_at, arrivals, launched = work.launch_at, work.arrivals, work.launched
     if memory is not None:
@@ -157,16 +157,17 @@ def simulate_from(
                 if launch_at[place] < first:
                     arrival = arrivals[place]
                 else:
-                    hosts[host] += dispatch
+                    maker, link = copy_makers[copy], there * num_devices + here
+                    if host_waits[link] and maker >= 0:
+                        hosts[host] = max(hosts[host], ends[maker])
+                    hosts[host] += copy_dispatch
                     begin = hosts[host]
                     sender = host_of[there]
                     if sender != host:
-                        hosts[sender] += dispatch
+                        hosts[sender] += copy_dispatch
                         begin = max(begin, hosts[sender])
-                    maker = copy_makers[copy]
                     if maker >= 0:
                         begin = max(begin, ends[maker])
-                    link = there * num_devices + here
                     channel, second = channels[link], second_channels[link]
                     begin = max(begin, busy[channel], busy[second])
                     arrival = arrival_time(begin, copy_bytes[copy], latency[link], bandwidth[link])

@@ -27,7 +27,8 @@ def longest_step_seconds(problem: Problem) -> float:
     links = np.unique(np.stack([cluster.latency_seconds.ravel(), cluster.bytes_per_second.ravel()]), axis=1)
     slowest_copy = copy_seconds(_most_bytes(problem.graph)[tensors][:, None], *links).max(axis=1, initial=0.0)
     launches_per_copy = min(len(cluster.host_names), 2)
-    launches = dispatch_seconds * (problem.num_ops + launches_per_copy * int(num_copies.sum()))
+    launches = dispatch_seconds * problem.num_ops
+    launches += cluster.copy_launch_seconds * launches_per_copy * int(num_copies.sum())
     return float(slowest.sum() + (num_copies * slowest_copy).sum() + launches)
 
 

@@ -43,6 +43,19 @@ def links(cluster: Any) -> dict[tuple[str, str], tuple[float, float, tuple[str, 
     return found
 
 
+def links_with_host_waits(cluster: Any) -> set[tuple[str, str]]:
+    """Returns the (source, target) of links over which the host launches a copy only when its tensor is made."""
+    names = [d["name"] for d in cluster["devices"]]
+    default = cluster.get("default_link", {}).get("host_waits", False)
+    found = {(a, b) for a in names for b in names if a != b and default}
+    for link in cluster.get("links", []):
+        for ends in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
+            found.discard(ends)
+            if link.get("host_waits", False):
+                found.add(ends)
+    return found
+
+
 def seconds_on(op: Any, device: Any) -> float:
     """Returns how long an op runs on a device: a given time (by the device's name, then its kind), else the roofline.
 
@@ -69,6 +82,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
     ops, tensors = graph["ops"], graph["tensors"]
     devices = {d["name"]: d for d in cluster["devices"]}
     link_of, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
+    awaited = links_with_host_waits(cluster)
     device_of: list[Any] = [placement[op["group"]] for op in ops]
     order = [n for n in (range(len(ops)) if order is None else order) if device_of[n] is not None]
     producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
@@ -111,8 +125,10 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
                 there = home(t)
                 latency, bandwidth, channels = link_of[there, here]
                 launching = dict.fromkeys([host_of[there], host_of[here]])  # one sends, the other receives
+                if (there, here) in awaited:
+                    host[host_of[here]] = max(host[host_of[here]], ready[t, there])
                 for h in launching:
-                    host[h] += dispatch
+                    host[h] += cluster.get("copy_dispatch_seconds", dispatch)
                 queues = [channel_free.get(channel, 0.0) for channel in channels]
                 begin = max(ready[t, there], *(host[h] for h in launching), *queues)
                 ready[t, here] = begin + latency + tensors[t]["nbytes"] / bandwidth

@@ -110,7 +110,10 @@ class Schedule:
                 legs.append(self._copy(what))
             else:
                 if why == HOST:
-                    legs.append(Leg("host", -1, 0.0, leg.start))
+                    legs.append(Leg("host", -1, 0.0 if what < 0 else float(t.end[what]), leg.start))
+                    if what >= 0:  # the host waited for this op
+                        legs.append(self._op(what))
+                        continue
                 return tuple(reversed(legs))
 
     def _op(self, n: int) -> Leg:

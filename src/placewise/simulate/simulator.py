@@ -37,6 +37,12 @@ class Simulation(NamedTuple):
     orders: Int32s | None  # [batch, ops], the order of each placement, if they were asked for
 
 
+def missing_bytes(peaks: Ints, memory_bytes: Ints) -> Ints:
+    """Returns by how much peaks [..., devices] overflow all devices' memory [devices]: [...]; at most what 63 bits hold."""
+    most = np.iinfo(np.int64).max // max(len(memory_bytes), 1)  # of a device, so that a sum never becomes 0
+    return np.asarray(np.clip(peaks - memory_bytes, 0, most).sum(axis=-1), np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Simulator:
     """Simulates placements of one problem on all cores; the results do not depend on the number of threads.
@@ -67,8 +73,8 @@ class Simulator:
 
         One that does not fit costs more than `failing_seconds`, and more than `least`.
         """
-        overflow = np.maximum(peaks - self.problem.cluster.memory_bytes, 0).sum(axis=1)
-        total = float(self.problem.cluster.memory_bytes.sum())
+        overflow = missing_bytes(peaks, self.problem.cluster.memory_bytes)
+        total = float(self.problem.cluster.memory_bytes.sum(dtype=np.float64))
         failing = max(self.failing_seconds, least) * (1.0 + overflow / max(total, 1.0))
         return Evaluation(np.where(overflow > 0, failing, seconds), seconds, overflow)
 

@@ -18,7 +18,7 @@ class Timeline(NamedTuple):
 
     An op waits for nothing, for the host to launch it, for its device (the op before it there), for a copy, or for an op
     that it must come after. A copy waits for nothing, the host, the op that makes its tensor, or one of its channels
-    (the copy before it there).
+    (the copy before it there). With the host comes the op that the host itself waited for last, or -1.
     """
 
     start: Floats  # [ops]
@@ -66,6 +66,7 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
     copy_start, copy_end = np.zeros(size), np.zeros(size)
     copy_wait, copy_wait_for = np.zeros(size, np.int32), np.full(size, -1, np.int32)
     last_op, last_copy = np.full(num_devices, -1, np.int32), np.full(flat.num_channels, -1, np.int32)
+    awaited = np.full(flat.num_hosts, -1, np.int32)  # the op that each host waited for last
     free[:] = 0.0
     busy[:] = 0.0
     hosts[:] = 0.0
@@ -84,12 +85,14 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
                 copy = copy_at[tensor * num_devices + here] = num_copies
                 num_copies += 1
                 receiver, sender = flat.hosts[here], flat.hosts[there]
-                hosts[receiver] += dispatch
+                link, maker = there * num_devices + here, flat.copy_makers[tensor]
+                if flat.host_waits[link] and maker >= 0 and end[maker] > hosts[receiver]:
+                    hosts[receiver], awaited[receiver] = end[maker], maker
+                hosts[receiver] += flat.copy_dispatch_seconds
                 if sender != receiver:
-                    hosts[sender] += dispatch
-                link = there * num_devices + here
-                maker = flat.copy_makers[tensor]
-                leaves, reason, cause = max(hosts[receiver], hosts[sender]), HOST, -1
+                    hosts[sender] += flat.copy_dispatch_seconds
+                later = sender if hosts[sender] > hosts[receiver] else receiver
+                leaves, reason, cause = hosts[later], HOST, awaited[later]
                 if maker >= 0 and end[maker] >= leaves:
                     leaves, reason, cause = end[maker], MAKER, maker
                 for channel in (flat.channels[link], flat.second_channels[link]):
@@ -109,7 +112,7 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
                 begin, why, what = end[flat.after_ops[after]], AFTER, flat.after_ops[after]
         hosts[flat.hosts[here]] += dispatch
         if hosts[flat.hosts[here]] > begin:
-            begin, why, what = hosts[flat.hosts[here]], HOST, -1
+            begin, why, what = hosts[flat.hosts[here]], HOST, awaited[flat.hosts[here]]
         start[n], end[n] = begin, begin + flat.op_seconds[n * num_devices + here]
         wait[n], wait_for[n] = (why, what) if begin > 0.0 else (NOTHING, -1)
         free[here], last_op[here] = end[n], n
