@@ -20,3 +20,14 @@ def same_kernels() -> Iterator[None]:
     with torch.backends.mkldnn.flags(enabled=False):
         yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for eager code, as devices and ranks have it: results may depend on the number of threads."""
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)

@@ -214,6 +214,15 @@ def give_hosts(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
             link["channel"] = [str(name) for name in names]
 
 
+def give_host_waits(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
+    """Lets the hosts wait for what is copied over some links, and makes launches cost time."""
+    for link in [cluster["default_link"], *cluster["links"]]:
+        link["host_waits"] = bool(rng.random() < 0.6)
+    cluster["dispatch_seconds"] = float(rng.choice([0.0, 0.25, 0.5]))
+    if rng.random() < 0.5:
+        cluster["copy_dispatch_seconds"] = cluster["dispatch_seconds"] + float(rng.choice([0.0, 0.25, 1.0]))
+
+
 def random_step(
     seed: int,
     num_ops: int,
@@ -223,6 +232,7 @@ def random_step(
     typed: bool = False,
     options: bool = False,
     hosts: bool = False,
+    waits: bool = False,
 ) -> tuple[Step, np.random.Generator]:
     """Returns a random step, in float32 or in several types, and the generator for what else a test draws."""
     rng = np.random.default_rng(seed)
@@ -234,11 +244,13 @@ def random_step(
         give_options(rng, graph)
     if hosts:
         give_hosts(rng, cluster)
+    if waits:
+        give_host_waits(rng, cluster)
     return Step.of(graph, cluster, grouping), rng
 
 
 def steps(
-    max_ops: int = 12, min_ops: int = 0, memory: int = 60, options: bool = False
+    max_ops: int = 12, min_ops: int = 0, memory: int = 60, options: bool = False, waits: bool = False
 ) -> st.SearchStrategy[tuple[Step, np.random.Generator]]:
     """Draws a random step; each device has up to `memory` bytes, tensors have up to 8. It may have optional ops."""
     return st.builds(
@@ -251,6 +263,7 @@ def steps(
         typed=st.booleans(),
         options=st.just(options),
         hosts=st.booleans(),
+        waits=st.just(waits),
     )
 
 

@@ -25,6 +25,7 @@ from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram
+from placewise.machines.slices import Cut
 from placewise.rewrite.augmented_graph import WAIT
 from placewise.rewrite.augmented_program import AugmentedProgram, leave_out_calls
 from placewise.run.backends.protocol import Prepared
@@ -99,6 +100,10 @@ class InstantStreams:
         self.pinned.append(pinned)
         return pinned
 
+    def empty(self, *size: Any, **options: Any) -> Tensor:
+        self.pinned.append(empty_strided(*size, **options))
+        return self.pinned[-1]
+
     def is_pinned(self, tensor: Tensor) -> bool:
         return any(tensor.data_ptr() == pinned.data_ptr() for pinned in self.pinned)
 
@@ -120,6 +125,9 @@ class InstantStreams:
             assert len(queue) == 2 or self.current == queue[0]
 
         return check
+
+    def stay_ahead(self) -> Prepared:
+        return lambda: None
 
     @contextmanager
     def step(self, trace: StepTrace | None = None) -> Iterator[None]:
@@ -254,7 +262,7 @@ class StandInAccelerator:
     """The backend of a kind of device that no file of ours knows: the CPU, launched on from the host."""
 
     def claim(
-        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, int], claimed: Sequence[RealDevice]
+        self, devices: Sequence[Device], cluster_name: str, slices: Mapping[str, Cut], claimed: Sequence[RealDevice]
     ) -> list[RealDevice]:
         return [RealDevice(device.name, device.kind, "cpu", launches_from_host=True) for device in devices]
 

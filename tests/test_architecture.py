@@ -56,7 +56,7 @@ PACKAGES = {  # others' packages, and where they may be named: the beginnings of
     "peft": ("experiments/training_setups/",),
     "matplotlib": ("experiments/search_figures.py", "experiments/policy/policy_figures.py"),
     "numba": ("simulate/",),
-    "scipy": ("bounds/", "strategies/", "experiments/papers/calibration.py"),
+    "scipy": ("bounds/", "strategies/", "rewrite/recomputing.py", "experiments/papers/calibration.py"),
     "ortools": ("bounds/", "strategies/"),
     "gymnasium": ("strategies/learned/environment.py",),
     "tensorboard": ("cli/tensorboard_curves.py",),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from placewise import zoo
 from placewise.core.errors import InputError, ModelError, one_line
@@ -36,6 +36,11 @@ def is_zoo_model(model: str) -> bool:
     return model.removeprefix(FUSED).partition(":")[0] in zoo.MODELS
 
 
+def names_code(model: str) -> bool:
+    """Returns whether MODEL is a function of the user's, which loading it imports and calls."""
+    return not is_zoo_model(model) and FUNCTION.fullmatch(model.removeprefix(FUSED)) is not None
+
+
 def load_graph(model: str) -> Graph:
     """Returns the graph of a model; a graph file is read without loading torch."""
     if _is_file(model):
@@ -57,6 +62,20 @@ def load_step(model: str, device: str = "meta") -> "CapturedStep":
     if isinstance(found, Graph):
         raise ModelError(f"model {model!r}: returns a graph, which can't be run: return the step to capture")
     return found
+
+
+def check_name(model: str) -> None:
+    """Refuses what names no step that can be run; neither calls a user's function nor captures a step."""
+    plain = model.removeprefix(FUSED)
+    if _is_file(plain):
+        raise ModelError(f"{plain}: is {_kind_of(plain)}")
+    if is_zoo_model(plain):
+        zoo.build_step(plain)
+    elif function := FUNCTION.fullmatch(plain):
+        with _importable(function[1]):
+            _find(plain, function[1], function[2])
+    else:
+        _refuse(plain)
 
 
 def _kind_of(path: str) -> str:
@@ -84,16 +103,21 @@ def _build(model: str, device: str = "meta") -> "CapturedStep | Graph":
         step = zoo.build_step(model, device)
     elif function := FUNCTION.fullmatch(model):
         step = _call(model, function[1], function[2], device)
-    elif model.endswith(".py"):
-        raise ModelError(f"{model}: name the function that returns the step, as in {model}:step")
     else:
-        if os.path.exists(model):
-            check_regular(model, os.stat(model), ModelError)
-        raise ModelError(
-            f"{model}: is neither a file, nor a function (package.module:function or path/to/file.py:function), nor a "
-            f"model of the zoo: {did_you_mean(model.partition(':')[0], zoo.MODELS)}"
-        )
+        _refuse(model)
     return _captured(step, model)
+
+
+def _refuse(model: str) -> NoReturn:
+    """Says what is wrong with what is no model."""
+    if model.endswith(".py"):
+        raise ModelError(f"{model}: name the function that returns the step, as in {model}:step")
+    if os.path.exists(model):
+        check_regular(model, os.stat(model), ModelError)
+    raise ModelError(
+        f"{model}: is neither a file, nor a function (package.module:function or path/to/file.py:function), nor a "
+        f"model of the zoo: {did_you_mean(model.partition(':')[0], zoo.MODELS)}"
+    )
 
 
 def _fused(model: str, device: str) -> "CapturedStep":
@@ -129,15 +153,28 @@ def _call(model: str, module_name: str, function_name: str, device: str) -> Any:
     """Returns what the user's function returns, called with this default device: on meta it allocates nothing."""
     import torch
 
+    with _importable(module_name):
+        function = _find(model, module_name, function_name)
+        with _blamed(model), torch.device(device):
+            return function()
+
+
+def _find(model: str, module_name: str, function_name: str) -> Any:
+    """Returns the user's function."""
+    with _blamed(model):
+        module = _load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+        if not hasattr(module, function_name):
+            functions = [name for name, value in vars(module).items() if callable(value)]
+            hint = did_you_mean(function_name, functions) if functions else "it has no functions"
+            raise ModelError(f"model {model!r}: there is no function {function_name!r} in {module_name}: {hint}")
+        return getattr(module, function_name)
+
+
+@contextmanager
+def _blamed(model: str) -> Iterator[None]:
+    """Says of what the user's code raises which model it was."""
     try:
-        with _importable(module_name):
-            module = _load_file(module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
-            if not hasattr(module, function_name):
-                functions = [name for name, value in vars(module).items() if callable(value)]
-                hint = did_you_mean(function_name, functions) if functions else "it has no functions"
-                raise ModelError(f"model {model!r}: there is no function {function_name!r} in {module_name}: {hint}")
-            with torch.device(device):
-                return getattr(module, function_name)()
+        yield
     except InputError:
         raise
     except Exception as problem:

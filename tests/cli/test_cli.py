@@ -391,12 +391,14 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
         "--markdown": ("neural", "rows", "suite"),
-        "--seconds S": ("hosts", "measured", "placeto", "policy", "predictions", "rows", "simple"),
+        "--seconds S": ("hosts", "measured", "memory", "placeto", "policy", "predictions", "rows", "simple"),
         "--budget N": ("measured", "neural", "predictions", "rows", "suite", "scale-out"),
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),
         "--delay S": ("hosts", "scale-out"),
-        "MODEL": tuple(other for other in find_benchmarks() if other not in ("start", "scale", "execute", "setups")),
+        "MODEL": tuple(
+            other for other in find_benchmarks() if other not in ("start", "scale", "execute", "setups", "memory")
+        ),
     }
     assert [option for option in owners if option in text] == [option for option, names in owners.items() if name in names]
 

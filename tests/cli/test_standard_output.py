@@ -123,3 +123,16 @@ def test_what_loads_a_command_is_loaded_within_main() -> None:
 
 def test_a_wrong_name_is_shown_as_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no\\x1b[2J\\nfile: is neither a file" in refused(["info", "no\x1b[2J\nfile"], capsys)
+
+
+def test_ctrl_c_when_the_command_is_over_prints_nothing() -> None:
+    """What was registered before the command runs at the interpreter's end, as numba's and torch's own endings do."""
+    script = (
+        "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); "
+        "from placewise.cli import main; raise SystemExit(main(['clusters']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, preexec_fn=heed_ctrl_c, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2xK80" in done.stdout

@@ -18,7 +18,7 @@ from measuring import Ending, broken, no_memory, three_steps
 from small_steps import MLP
 
 from placewise.cli import main
-from placewise.core.errors import ExecutionError, InputError, NothingFits
+from placewise.core.errors import ExecutionError, InputError, NothingFits, StoreError
 from placewise.core.plan import Plan
 from placewise.core.problem import Problem
 from placewise.evaluate.cached import Cached
@@ -211,6 +211,16 @@ def test_a_measured_run_resumes_without_measuring_again(tmp_path: Path, failures
     assert len(make.lines()) == 8
     with RunFile(file) as runs:
         assert requested(runs.runs()[0].specification).measure == Measure()
+
+
+@pytest.mark.parametrize("cut", [4, (32, 64)])
+def test_a_run_knows_how_gpus_were_cut(cut: int | tuple[int, ...]) -> None:
+    measure = Measure(virtual={"cuda:0": cut})
+    specification = specify(tiny_problem(), replace(request("random", 8), measure=measure))
+    assert requested(specification).measure == measure
+    specification.measured["virtual"]["cuda:0"] = "32+"
+    with pytest.raises(StoreError, match=r"measured: virtual: cuda:0 must be a number of slices or .* got '32\+'"):
+        requested(specification)
 
 
 def test_a_stopped_batch_keeps_what_was_measured(tmp_path: Path, failures: list[str]) -> None:

@@ -91,9 +91,14 @@ def test_the_same_seed_gives_the_same_plan(problem: Problem) -> None:
 def test_a_finished_run_answers_with_its_simple_plan(problem: Problem, tmp_path: Path) -> None:
     request = Request(budget=Budget(60), simple=0.02)
     planner = Planner(problem, request)
-    first = planner.plan(planner.search(record=tmp_path / "runs.db"))
-    again = planner.plan(planner.search(record=tmp_path / "runs.db"))
-    assert first == again
+    found = planner.search(record=tmp_path / "runs.db")
+    recorded = planner.search(record=tmp_path / "runs.db")
+    first = planner.plan(found)
+    assert first == planner.plan(recorded)
+    for fastest in (found.fastest, recorded.fastest):
+        assert fastest is not None
+        assert found.simplicity is not None
+        assert float(Simulator(problem).schedule(*fastest).step_seconds) == found.simplicity.fastest_seconds
     with RunFile(tmp_path / "runs.db") as file:
         assert len(file.runs()) == 1
         with Run(file, 1) as run:

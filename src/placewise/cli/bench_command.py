@@ -89,7 +89,7 @@ def _add_option(parser: argparse.ArgumentParser, entry: "Field[Any]") -> None:
         parser.add_argument(entry.name, nargs="*", metavar=metavar or "MODEL", help=text)
     elif kind in POSITIONAL_HELP:
         is_required = entry.default is MISSING
-        text = POSITIONAL_HELP[kind] + ("" if is_required else f" (default: {entry.default})")
+        text = POSITIONAL_HELP[kind] + ("" if is_required or entry.default is None else f" (default: {entry.default})")
         parser.add_argument(entry.name, nargs=None if is_required else "?", metavar=entry.name.upper(), help=text)
     elif kind in SHARED:
         SHARED[kind](parser)

@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster") -> None:
     """Runs this rank's part of the plan; rank 0 prints."""
-    for option in ("trace", "cuda_graphs", "virtual", "profile"):
+    for option in ("trace", "cuda_graphs", "profile"):
         if getattr(options, option):
             raise InputError(f"--{option.replace('_', '-')} can't be used over several hosts")
     from placewise.measure.random_batch import load_with_deferred_weights, random_batch
@@ -107,7 +107,7 @@ def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster
     predicted = _predict(options, step, cluster, plan, ())
     with joined_ranks(options.timeout) as rank:
         problem, placement, order = predicted.whole
-        train_step = compile_part(problem, placement, order, step, weights)
+        train_step = compile_part(problem, placement, order, step, weights, dict(options.virtual))
         try:
             batch, num_warm_up = random_batch(step, options.seed), train_step.warm_up_steps
             seconds = [time_step(train_step, batch)[1] for _ in range(num_warm_up + options.steps)][num_warm_up:]

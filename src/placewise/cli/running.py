@@ -1,6 +1,7 @@
 """Runs one command: what it raises becomes a line on standard error and an exit code."""
 
 import argparse
+import atexit
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,15 @@ def run(arguments: Sequence[str] | None) -> int:
             return BROKEN_PIPE
         warn(str(problem))
         return 1
+    finally:
+        atexit.unregister(_ignore_ctrl_c)
+        atexit.register(_ignore_ctrl_c)  # the last one that is registered runs first
+
+
+def _ignore_ctrl_c() -> None:
+    """From here on only the interpreter ends: Ctrl-C would change nothing, but print a traceback of what it interrupts."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _carry_out(arguments: Sequence[str] | None) -> int:

@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from placewise.core.quantities import parse_bytes
+
+if TYPE_CHECKING:
+    from placewise.machines.slices import Cut
 
 RUN_MODEL_HELP = "a zoo model (nmt:layers=4), package.module:function or path/to/file.py:function"
 
@@ -82,12 +85,18 @@ def number_argument(text: str, rule: str, holds: Callable[[float], bool]) -> flo
     return value
 
 
-def virtual_argument(text: str) -> tuple[str, int]:
-    """Returns ("cuda:0", 4) for "cuda:0=4"."""
-    name, _, count = text.partition("=")
-    if not name.startswith("cuda:") or not name[5:].isdecimal() or not count.isdecimal() or not 0 < int(count) < 1000:
-        raise argparse.ArgumentTypeError(f"must be a GPU and a number of slices, as in cuda:0=4, got {text!r}")
-    return name, int(count)
+def virtual_argument(text: str) -> "tuple[str, Cut]":
+    """Returns ("cuda:0", 4) for "cuda:0=4", and ("cuda:0", (32, 64)) for "cuda:0=32+64"."""
+    from placewise.machines.slices import parse_cut
+
+    name, _, cut = text.partition("=")
+    try:
+        if name.startswith("cuda:") and name[5:].isdecimal():
+            return name, parse_cut(cut)
+    except ValueError:
+        pass
+    rule = "must be a GPU and a number of slices, or the multiprocessors of each, as in cuda:0=4 and cuda:0=32+64"
+    raise argparse.ArgumentTypeError(f"{rule}, got {text!r}")
 
 
 def memory_argument(text: str) -> tuple[str, int]:
@@ -198,8 +207,8 @@ def add_virtual_option(parser: "argparse._ActionsContainer", when: str = "") -> 
         type=virtual_argument,
         action="append",
         default=[],
-        help=f"{when}split a GPU into N slices, as in cuda:0=4; "
-        "the slices stand for the cluster's first GPUs (may be repeated)",
+        help=f"{when}split a GPU into N slices, as in cuda:0=4, or into slices of so many multiprocessors, as in "
+        "cuda:0=32+64; the slices stand for the cluster's first GPUs (may be repeated)",
     )
 
 

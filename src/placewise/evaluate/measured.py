@@ -21,6 +21,7 @@ from placewise.core.contracts import Evaluation
 from placewise.core.errors import ExecutionError, InputError, PlacewiseError, WorkerDied, one_line
 from placewise.core.problem import Problem
 from placewise.evaluate.pool import MakeEvaluator, ProcessPool
+from placewise.machines.slices import Cut, format_cut
 from placewise.run.step.failures import is_out_of_memory, step_failure
 from placewise.simulate.simulator import Simulator
 
@@ -46,7 +47,7 @@ class Measure:
     steps: int = 3
     warm_up: int = 1
     timeout_seconds: float = 60.0  # for all steps of a placement, and for compiling it
-    virtual: Mapping[str, int] = field(default_factory=dict)  # GPUs that are cut into slices: {"cuda:0": 4}
+    virtual: Mapping[str, Cut] = field(default_factory=dict)  # GPUs that are cut into slices: {"cuda:0": 4}
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.warm_up < 0 or not self.timeout_seconds > 0:
@@ -57,7 +58,7 @@ class Measure:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as plain data."""
-        return asdict(self)
+        return asdict(self) | {"virtual": {name: format_cut(cut) for name, cut in self.virtual.items()}}
 
 
 @final

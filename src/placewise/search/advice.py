@@ -190,7 +190,10 @@ def limits_in_words(schedule: Schedule, limits: tuple[LimitingPart, ...]) -> str
         name = schedule.problem.cluster.device_names[busiest]
         return f"no part alone: the work is balanced, {name} is busy {share:.0%} of the step"
     if limits[0].what == "launches":
-        launching = schedule.problem.cluster.dispatch_seconds * (schedule.problem.num_ops + len(schedule.copy_tensors))
+        launching = (
+            schedule.problem.cluster.dispatch_seconds * schedule.problem.num_ops
+            + schedule.problem.cluster.copy_launch_seconds * len(schedule.copy_tensors)
+        )
         return f"launches: the host needs {format_seconds(launching)} of the step for them"
     return f"{limits[0].what}: at twice the speed the step would be {limits[0].saved:.0%} shorter"
 

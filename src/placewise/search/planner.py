@@ -85,7 +85,8 @@ class Planner:
         """
         with nullcontext(evaluator) if evaluator is not None else self.evaluator() as judge, self._open_run(record) as run:
             if run is not None and (found := run.outcome()) is not None and found.placement is not None:
-                check_recorded(self.problem, (found.placement, found.order), f"{run.file.path}: run {run.number}")
+                for plan in ((found.placement, found.order), found.fastest):
+                    check_recorded(self.problem, plan, f"{run.file.path}: run {run.number}")
                 return found
             strategy, front = self.strategy or make(self.request.strategy, dict(self.request.settings)), None
             budget = self.request.budget
@@ -156,9 +157,8 @@ class Planner:
                 except StrategyError:  # it can't be used here: nothing is left of the attempt
                     if number is None:
                         run.forget()
-                    if is_new_file and next(file.numbers(), None) is None:
-                        file.close()
-                        Path(record).unlink(missing_ok=True)
+                    if is_new_file:
+                        file.discard()
                     raise
 
     def schedule(self, outcome: Outcome) -> Schedule:

@@ -11,6 +11,7 @@ from placewise.core.errors import InputError, StoreError
 from placewise.core.problem import Problem
 from placewise.evaluate.measured import Measure
 from placewise.formats.files import Fields
+from placewise.machines.slices import Cut, parse_cut
 from placewise.search.budget import DEFAULT_EVALUATIONS, Budget
 from placewise.search.run_rows import Specification
 from placewise.strategies import make, parameters
@@ -73,7 +74,13 @@ def _recorded_measure(given: Mapping[str, Any]) -> Measure:
     slices = Fields("measured: virtual", virtual := fields.mapping("virtual"), tuple(virtual), StoreError)
     numbers = {name: fields.integer(name) for name in ("steps", "warm_up")}
     timeout = fields.number("timeout_seconds", above_zero=True)
-    return Measure(**numbers, timeout_seconds=timeout, virtual={name: slices.integer(name) for name in virtual})
+    cuts: dict[str, Cut] = {}
+    for name, cut in virtual.items():
+        try:
+            cuts[name] = parse_cut(cut) if isinstance(cut, str) else slices.integer(name)
+        except ValueError as wrong:
+            raise slices.wrong(f"{name} {wrong}") from None
+    return Measure(**numbers, timeout_seconds=timeout, virtual=cuts)
 
 
 def as_text(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from placewise.core.problem import Problem
 from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.machines.slices import Cut
 from placewise.run.step.batches import describe_batch, signature_of
 from placewise.run.step.compiling import compile_plan
 from placewise.run.step.train_step import TrainStep
@@ -51,10 +52,11 @@ def train_step(
     grad_scaler: torch.amp.GradScaler | None = None,
     outputs: bool = False,
     fuse: bool = False,
+    whole_layers: bool = False,
     seconds: float = DEFAULT_SECONDS,
     seed: int = 0,
     max_plans: int = 16,
-    virtual: Mapping[str, int] | None = None,
+    virtual: Mapping[str, Cut] | None = None,
     cuda_graphs: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> "PlannedSteps":
@@ -78,6 +80,7 @@ def train_step(
         grad_scaler,
         outputs,
         fuse,
+        whole_layers,
     )
     for name, value, least, types in (
         ("seconds", seconds, 0, (int, float)), ("max_plans", max_plans, 1, (int,)), ("seed", seed, 0, (int,)),
