@@ -223,6 +223,14 @@ def give_host_waits(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
         cluster["copy_dispatch_seconds"] = cluster["dispatch_seconds"] + float(rng.choice([0.0, 0.25, 1.0]))
 
 
+def give_copy_work(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
+    """Lets copies over some links take time of the devices at their ends."""
+    for link in [cluster["default_link"], *cluster["links"]]:
+        for name in ("source_work", "target_work"):
+            if rng.random() < 0.6:
+                link[name] = {"seconds": float(rng.choice([0.0, 0.25, 1.5])), "bytes_per_second": float(rng.uniform(1, 9))}
+
+
 def random_step(
     seed: int,
     num_ops: int,
@@ -246,6 +254,7 @@ def random_step(
         give_hosts(rng, cluster)
     if waits:
         give_host_waits(rng, cluster)
+        give_copy_work(rng, cluster)
     return Step.of(graph, cluster, grouping), rng
 
 

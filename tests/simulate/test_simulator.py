@@ -93,7 +93,7 @@ def test_optional_ops_equal_to_the_definition(drawn: tuple[Step, np.random.Gener
 
 @settings(max_examples=300)
 @given(steps(max_ops=12, waits=True), st.booleans())
-def test_hosts_that_wait_for_what_is_copied(drawn: tuple[Step, np.random.Generator], is_ordered: bool) -> None:
+def test_hosts_that_wait_and_copies_that_take_work(drawn: tuple[Step, np.random.Generator], is_ordered: bool) -> None:
     step, rng = drawn
     placement = random_placements(step.problem, rng, 1)[0]
     assert_equal(step, placement, random_order(step.problem, rng) if is_ordered else None)
@@ -115,6 +115,24 @@ def test_a_host_that_waits_launches_nothing_meanwhile() -> None:
         assert schedule.timeline.start.tolist() == [0.0, 7.0, start]
         assert schedule.wait(2) == (("host", 0) if waits else ("nothing", -1))
         assert_equal(step, ints(1, 0, 2))
+
+
+def test_copies_take_time_of_the_devices_at_both_ends() -> None:
+    """op0 takes 5 s on gpu:1; op1 reads its byte on gpu:0, where op2 ran before; op3 follows on gpu:1. A copy takes 2 s.
+
+    It leaves gpu:1 at 5 s and is on gpu:0 at 7 s. If it keeps gpu:1 for 0.5 s and 0.25 s a byte, op3 starts at 5.75 s. If it
+    keeps gpu:0 for 3 s, op1 starts there at 7 s, because op2 ended at 1 s; for 8 s, at 9 s.
+    """
+    rows = [takes(5, 0, writes=[0]), takes(1, 2, writes=[2]), takes(1, 1, reads=[0], writes=[1]), takes(1, 3, writes=[3])]
+    graph = graph_data([tensor(f"t{i}", 1) for i in range(4)], rows)
+    for receiving, start in ((3.0, 7.0), (8.0, 9.0)):
+        cluster = gpus(2)
+        cluster["default_link"]["source_work"] = {"seconds": 0.5, "bytes_per_second": 4.0}
+        cluster["default_link"]["target_work"] = {"seconds": receiving}
+        step = Step.of(graph, cluster)
+        schedule = Simulator(step.problem, "program").schedule(ints(1, 0, 0, 1))
+        assert schedule.timeline.start.tolist() == [0.0, 0.0, start, 5.75]
+        assert_equal(step, ints(1, 0, 0, 1))
 
 
 def test_the_random_steps_have_what_they_should() -> None:

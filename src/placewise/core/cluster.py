@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -40,6 +40,16 @@ class Device:
         return dict(self.flops_by_type).get(compute_type, self.flops)
 
 
+class CopyWork(NamedTuple):
+    """What a copy takes of a device's own time: a fixed part, and the bytes at a speed."""
+
+    seconds: float = 0.0
+    bytes_per_second: float = np.inf
+
+
+NO_WORK = CopyWork()
+
+
 @dataclass(frozen=True)
 class Link:
     """A one-way connection from one device to another. Links with the same channel share one queue of copies.
@@ -53,6 +63,8 @@ class Link:
     latency_seconds: float
     channel: str | tuple[str, ...] | None = None  # None: a channel of its own
     host_waits: bool = False  # the host launches a copy only when its tensor is made, and nothing else before
+    source_work: CopyWork = NO_WORK  # of the source: it sends, and runs its next op so much later
+    target_work: CopyWork = NO_WORK  # of the target: it receives
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -175,6 +187,18 @@ class Cluster:
         return frozen(matrix, np.bool_)
 
     @cached_property
+    def copy_work(self) -> Floats:
+        """What copies over each link take of the source's and the target's own time: [4, devices, devices].
+
+        The rows are the source's seconds and seconds per byte, then the target's.
+        """
+        rows = np.zeros((4, self.num_devices, self.num_devices))
+        for pair, link in self._link_of.items():
+            source, target = link.source_work, link.target_work
+            rows[:, *pair] = source.seconds, 1 / source.bytes_per_second, target.seconds, 1 / target.bytes_per_second
+        return frozen(rows, np.float64)
+
+    @cached_property
     def host_names(self) -> tuple[str, ...]:
         """The hosts' names, ordered by their first devices."""
         return tuple(dict.fromkeys(device.host for device in self.devices))
@@ -203,6 +227,9 @@ class Cluster:
         if self.host_waits.any():
             words.append("host waits")
             arrays.append(self.host_waits)
+        if self.copy_work.any():
+            words.append("work of copies")
+            arrays.append(self.copy_work)
         return digest_of(words, *arrays)
 
     def link(self, source: int, target: int) -> Link:
@@ -271,6 +298,10 @@ def _check(cluster: Cluster) -> None:
             _refuse(element, "from and to must be different devices")
         _check_positive(element, bytes_per_second=link.bytes_per_second)
         _check_not_negative(element, latency_seconds=link.latency_seconds)
+        for end, work in (("source_work", link.source_work), ("target_work", link.target_work)):
+            _check_not_negative(f"{element}: {end}", seconds=work.seconds)
+            if not work.bytes_per_second > 0:
+                _refuse(f"{element}: {end}", f"bytes_per_second must be above 0, got {work.bytes_per_second}")
         if not 1 <= len(link.channels) <= 2:
             _refuse(element, f"a copy needs one channel or two, got {len(link.channels)}")
     _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)

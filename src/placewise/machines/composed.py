@@ -14,10 +14,11 @@ import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from placewise.core.cluster import MAX_DEVICES, Cluster, Link
+from placewise.core.cluster import MAX_DEVICES, NO_WORK, Cluster, CopyWork, Link
 from placewise.core.errors import ClusterError
 from placewise.core.suggestions import did_you_mean
 from placewise.machines.presets import (
@@ -164,18 +165,28 @@ def _join(name: str, hosts: list[Cluster], gigabits: float) -> Cluster:
     letters = string.ascii_lowercase
     names = [letters[i] if len(hosts) <= len(letters) else f"h{i}" for i in range(len(hosts))]
     _check_size(name, sum(host.num_devices for host in hosts))
-    figures = (gigabits / 8 * 1e9 * NETWORK_FRACTION, NETWORK_LATENCY_SECONDS)
+    network = Network(gigabits / 8 * 1e9 * NETWORK_FRACTION, NETWORK_LATENCY_SECONDS)
     kinds = dict.fromkeys(host.description.removeprefix("composed: ") for host in hosts)
     words = f"composed: {len(hosts)} hosts over {gigabits:g} Gbit/s Ethernet: {'; '.join(kinds)}"
-    return join_hosts(name, names, hosts, lambda source, target: figures, words)
+    return join_hosts(name, names, hosts, lambda source, target: network, words)
+
+
+class Network(NamedTuple):
+    """What a copy from one host to another takes: of the network, and of the CPUs that send and receive it."""
+
+    bytes_per_second: float
+    latency_seconds: float
+    source_work: CopyWork = NO_WORK
+    target_work: CopyWork = NO_WORK
 
 
 def join_hosts(
-    name: str, names: Sequence[str], hosts: Sequence[Cluster], network: Callable[[int, int], tuple[float, float]], words: str
+    name: str, names: Sequence[str], hosts: Sequence[Cluster], network: Callable[[int, int], Network], words: str
 ) -> Cluster:
     """Returns hosts with a network between them, whose cards send one copy at a time and receive one.
 
-    `network` gives the bytes per second and the latency in seconds from one host to another. A GPU's copies pass its host.
+    `network` gives what there is from one host to another. A GPU's copies pass its host, and take none of the
+    GPU's own time.
     """
     devices = [
         replace(device, name=f"{letter}/{device.name}", host=letter)
@@ -197,10 +208,15 @@ def join_hosts(
         for b in devices:
             if a.host != b.host:
                 hops = sum(device.kind == "gpu" for device in (a, b))
-                speed, latency = network(names.index(a.host), names.index(b.host))
-                latency += hops * PCIE_LATENCY_SECONDS
+                found = network(names.index(a.host), names.index(b.host))
+                latency = found.latency_seconds + hops * PCIE_LATENCY_SECONDS
+                speed = min(found.bytes_per_second, card[a.name], card[b.name])
                 cards = (f"{a.host} sends", f"{b.host} receives")
-                links.append(Link(a.name, b.name, min(speed, card[a.name], card[b.name]), latency, cards))
+                works = (
+                    work if device.kind == "cpu" else NO_WORK
+                    for work, device in ((found.source_work, a), (found.target_work, b))
+                )  # fmt: skip
+                links.append(Link(a.name, b.name, speed, latency, cards, False, *works))
     return Cluster(name, tuple(devices), tuple(links), max(host.dispatch_seconds for host in hosts), words)
 
 

@@ -95,4 +95,6 @@ def _link(cluster: Cluster, device: Device, whole: Device, other: Device, other_
         float(cluster.latency_seconds[source, target]),
         cluster.link(source, target).channel or f"{whole.name}->{other_whole.name}",
         cluster.link(source, target).host_waits,
+        cluster.link(source, target).source_work,
+        cluster.link(source, target).target_work,
     )

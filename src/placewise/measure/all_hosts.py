@@ -4,14 +4,15 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from itertools import permutations
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from placewise.core.cluster import Cluster
-from placewise.machines.composed import join_hosts
+from placewise.core.cluster import Cluster, CopyWork
+from placewise.machines.composed import Network, join_hosts
 from placewise.measure.links import fit_line
 from placewise.run.backends.rank_messages import Incoming, Outgoing, let_senders_run_first
 
@@ -27,25 +28,19 @@ TAG = 0  # of the messages
 def describe_hosts(own: Cluster) -> Cluster:
     """Returns the machines of all ranks, of which this one is `own`; all ranks must call it.
 
-    Hosts have their names in the network. A link is measured by sends of several sizes between two CPUs, one link at a time.
+    Hosts have their names in the network.
     """
-    ranks = dist.get_world_size()
-    everyone: list[tuple[str, Cluster]] = [("", own)] * ranks
+    everyone: list[tuple[str, Cluster]] = [("", own)] * dist.get_world_size()
     dist.all_gather_object(everyone, (socket.gethostname(), own))
     names = host_names([name for name, _ in everyone])
     hosts = [cluster for _, cluster in everyone]
-    figures = {(a, b): measure_link(a, b) for a in range(ranks) for b in range(ranks) if a != b}
-    known: list[dict[tuple[int, int], tuple[float, float] | None]] = [{}] * ranks
-    dist.all_gather_object(known, figures)
-
-    def network(source: int, target: int) -> tuple[float, float]:
-        latency_seconds, bytes_per_second = known[source][source, target] or (0.0, np.inf)
-        return bytes_per_second, latency_seconds
-
+    network = measure_network()
     words = "; ".join(
         f"{name}: {host.description.removeprefix('detected: ')}" for name, host in zip(names, hosts, strict=True)
     )
-    return join_hosts("detected-hosts", names, hosts, network, f"detected: {words}; links between hosts measured")
+    return join_hosts(
+        "detected-hosts", names, hosts, lambda a, b: network[a, b], f"detected: {words}; links between hosts measured"
+    )
 
 
 def host_names(given: list[str]) -> list[str]:
@@ -54,47 +49,74 @@ def host_names(given: list[str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name}-{rank}" for rank, name in enumerate(given)]
 
 
-def measure_link(source: int, target: int) -> tuple[float, float] | None:
-    """Returns (latency seconds, bytes per second) on the source's rank, None on others.
+def measure_network() -> dict[tuple[int, int], Network]:
+    """Returns what a copy from each rank to each other one takes, measured one link at a time; all ranks must call it.
 
-    Tensors go as in a step (`run/backends/rank_messages.py`), and a small one comes back for each. Between them each side
-    works for a while, as it does in a step: a core that waits for long takes longer to wake up.
+    Tensors of several sizes go from CPU to CPU as in a step (`run/backends/rank_messages.py`), and a small one comes
+    back for each. Between them each side works for a while, as it does in a step: a core that waits for long takes
+    longer to wake up.
     """
     let_senders_run_first()
-    dist.barrier()
-    rank = dist.get_rank()
-    if rank not in (source, target):
-        return None
-    seconds = [_round_trip(size, rank == source, target if rank == source else source) for size in (1, *SIZES)]
-    if rank == target:
-        return None
-    back = seconds[0] / 2  # of the answer
-    return fit_line(SIZES, [max(found - back, found / 2) for found in seconds[1:]])
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    found: dict[tuple[int, int], list[_Round]] = {}
+    for ends in permutations(range(ranks), 2):
+        dist.barrier()
+        if rank in ends:
+            peer = ends[1] if rank == ends[0] else ends[0]
+            found[ends] = [_round_trips(size, rank == ends[0], peer) for size in (1, *SIZES)]
+    everyone: list[dict[tuple[int, int], list[_Round]]] = [{}] * ranks
+    dist.all_gather_object(everyone, found)
+    return {ends: _network(everyone[ends[0]][ends], everyone[ends[1]][ends]) for ends in permutations(range(ranks), 2)}
 
 
-def _round_trip(size: int, is_source: bool, peer: int) -> float:
-    """Returns the seconds until a tensor of some bytes is at the peer, and the answer is here; 0 on the peer."""
-    group, times, repeats = dist.group.WORLD, list[float](), REPEATS if size <= SMALL else LARGE_REPEATS
+class _Round(NamedTuple):
+    """What a tensor and its answer take on one side: the median of some rounds, in seconds."""
+
+    seconds: float  # until both have arrived
+    processor: float  # of all threads
+    sending: float  # of the thread that sends
+
+
+def _network(there: list[_Round], back: list[_Round]) -> Network:
+    """Returns what the rounds with one byte, and with SIZES, on the source and on the target tell of the link.
+
+    An answer takes half of a round with one byte. What a round takes of the processor is a send here and a receive there.
+    """
+    answer = there[0].seconds / 2
+    latency, speed = fit_line(SIZES, [max(found.seconds - answer, found.seconds / 2) for found in there[1:]])
+    works = []
+    for rounds, other in ((there, there[0].processor - there[0].sending), (back, back[0].sending)):
+        seconds, work_speed = fit_line(SIZES, [found.processor for found in rounds[1:]])
+        works.append(CopyWork(max(seconds - other, 0.0), work_speed))
+    return Network(speed, latency, *works)
+
+
+def _round_trips(size: int, is_source: bool, peer: int) -> _Round:
+    """Returns what it takes until a tensor of some bytes is at the peer, and the answer is here."""
+    group, rounds, repeats = dist.group.WORLD, list[_Round](), REPEATS if size <= SMALL else LARGE_REPEATS
     assert group is not None
     there, back = Outgoing(peer, TAG, group, _plainly, "a test"), Incoming(peer, TAG, group, _plainly, torch.empty_strided)
     tensor = torch.zeros(size if is_source else 1, dtype=torch.uint8)
     for number in range(WARM_UP + repeats):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         if is_source:
             if number:
                 back.announce()
-            _work()
-            there.send(tensor)
-            back.receive()
         else:
             back.receive()
             if number + 1 < WARM_UP + repeats:
                 back.announce()
-            _work()
-            there.send(tensor)
+        working = time.thread_time()
+        _work()
+        working, sending = time.thread_time() - working, time.thread_time()
+        there.send(tensor)
+        sending = time.thread_time() - sending
+        if is_source:
+            back.receive()
         there.finish()
-        times.append(time.perf_counter() - began - 2 * WORK_SECONDS)
-    return float(np.median(times[WARM_UP:])) if is_source else 0.0
+        seconds = time.perf_counter() - began - 2 * WORK_SECONDS
+        rounds.append(_Round(seconds, time.process_time() - used - working, sending))
+    return _Round(*np.median(np.array(rounds[WARM_UP:]), axis=0).tolist())
 
 
 def _work() -> None:

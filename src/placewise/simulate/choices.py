@@ -13,7 +13,7 @@ from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.problem import Problem
 from placewise.simulate.compile import kernel
 from placewise.simulate.flat_problem import Int32s, cluster_columns, row_ends, unique_reads
-from placewise.simulate.kernels import arrival_time
+from placewise.simulate.kernels import arrival_time, take_work
 
 
 class FlatChoices(NamedTuple):
@@ -41,6 +41,11 @@ class FlatChoices(NamedTuple):
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices]
     host_waits: Bools  # [devices * devices]
+    copies_take_work: bool
+    source_seconds: Floats  # [devices * devices], this and the next ones as in FlatProblem
+    source_seconds_per_byte: Floats  # [devices * devices]
+    target_seconds: Floats  # [devices * devices]
+    target_seconds_per_byte: Floats  # [devices * devices]
     num_channels: int
     hosts: Int32s  # [devices]
     num_hosts: int
@@ -165,7 +170,7 @@ def simulate_choice(flat: FlatChoices, devices: Ints, order: Ints, scratch: Scra
         taken[position] = 0
         if here < 0:
             continue
-        start, host, bytes_here = free[here], host_of[here], 0
+        start, host, bytes_here = 0.0, host_of[here], 0
         for read in range(read_ends[n], read_ends[n + 1]):
             t = reads[read]
             while producer[t] >= 0 and devices[op_groups[producer[t]]] < 0:
@@ -192,6 +197,8 @@ def simulate_choice(flat: FlatChoices, devices: Ints, order: Ints, scratch: Scra
                 arrivals[place] = arrival_time(begin, nbytes[t], latency[link], bandwidth[link])
                 busy[channel] = arrivals[place]
                 busy[second] = arrivals[place]
+                if flat.copies_take_work:
+                    take_work(flat, free, there, here, link, nbytes[t])
                 launch_at[place] = position
                 launched[num_copies] = place
                 num_copies += 1
@@ -204,7 +211,7 @@ def simulate_choice(flat: FlatChoices, devices: Ints, order: Ints, scratch: Scra
             if devices[op_groups[other]] >= 0:
                 start = max(start, ends[other])
         hosts[host] += dispatch
-        start = max(start, hosts[host])
+        start = max(start, free[here], hosts[host])
         starts[n] = start
         ends[n] = start + op_seconds[n * num_devices + here]
         free[here] = ends[n]

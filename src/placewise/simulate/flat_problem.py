@@ -46,6 +46,11 @@ class FlatProblem(NamedTuple):
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices], the same one again for a link that uses one channel
     host_waits: Bools  # [devices * devices], the host launches a copy over this link when its tensor is made
+    copies_take_work: bool  # of the devices at their ends
+    source_seconds: Floats  # [devices * devices], that a copy takes of its source's own time
+    source_seconds_per_byte: Floats  # [devices * devices]
+    target_seconds: Floats  # [devices * devices], as of its target's
+    target_seconds_per_byte: Floats  # [devices * devices]
     num_channels: int
     hosts: Int32s  # [devices], the host that launches for each
     num_hosts: int
@@ -115,6 +120,7 @@ def flatten(problem: Problem) -> FlatProblem:
 
 def cluster_columns(cluster: Cluster) -> dict[str, Any]:
     """Returns what the kernels need to know of a cluster, by name."""
+    source, source_per_byte, target, target_per_byte = np.array(cluster.copy_work).reshape(4, -1)
     return {
         "memory_bytes": np.array(cluster.memory_bytes),
         "latency_seconds": np.array(cluster.latency_seconds).reshape(-1),
@@ -122,6 +128,11 @@ def cluster_columns(cluster: Cluster) -> dict[str, Any]:
         "channels": cluster.channels.astype(np.int32).reshape(-1),
         "second_channels": cluster.second_channels.astype(np.int32).reshape(-1),
         "host_waits": np.array(cluster.host_waits).reshape(-1),
+        "copies_take_work": bool(cluster.copy_work.any()),
+        "source_seconds": source,
+        "source_seconds_per_byte": source_per_byte,
+        "target_seconds": target,
+        "target_seconds_per_byte": target_per_byte,
         "num_channels": len(cluster.channel_names),
         "hosts": cluster.hosts.astype(np.int32),
         "num_hosts": len(cluster.host_names),

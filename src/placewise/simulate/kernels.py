@@ -104,6 +104,13 @@ def departure_time(end: float, nbytes: int, latency_seconds: float, bytes_per_se
     return -arrival_time(-end, nbytes, latency_seconds, bytes_per_second)
 
 
+@inlined
+def take_work(flat: Any, free: Floats, there: int, here: int, link: int, nbytes: int) -> None:
+    """Makes the devices at both ends of a copy free so much later as it takes of their own time; `flat` has the cluster's columns."""
+    free[there] += flat.source_seconds[link] + nbytes * flat.source_seconds_per_byte[link]
+    free[here] += flat.target_seconds[link] + nbytes * flat.target_seconds_per_byte[link]
+
+
 @kernel
 def simulate_order(flat: FlatProblem, order: Int32s, work: Workspace, memory: Any) -> tuple[float, int]:
     """Returns the step's seconds and the number of copies of the placement in `work.devices`.
@@ -132,6 +139,7 @@ def simulate_from(
     after_ends, after_ops = flat.after_ends, flat.after_ops
     latency, bandwidth, host_of = flat.latency_seconds, flat.bytes_per_second, flat.hosts
     channels, second_channels, host_waits = flat.channels, flat.second_channels, flat.host_waits
+    copies_take_work = flat.copies_take_work
     devices, ends, free, busy, hosts = work.devices, work.ends, work.free, work.busy, work.hosts
     launch_at, arrivals, launched = work.launch_at, work.arrivals, work.launched
     if memory is not None:
@@ -144,7 +152,7 @@ def simulate_from(
                 save(snapshots, position // snapshots.stride, free, busy, hosts)
         n = order[position]
         here = devices[op_groups[n]]
-        start, host = free[here], host_of[here]
+        start, host = 0.0, host_of[here]
         if memory is not None:
             bytes_here = made_bytes[n]
             for touch in range(touch_ends[n], touch_ends[n + 1]):
@@ -175,6 +183,8 @@ def simulate_from(
                     arrivals[place] = arrival
                     busy[channel] = arrival
                     busy[second] = arrival
+                    if copies_take_work:
+                        take_work(flat, free, there, here, link, copy_bytes[copy])
                     launched[num_copies] = place
                     num_copies += 1
                     if memory is not None:
@@ -190,7 +200,7 @@ def simulate_from(
         for after in range(after_ends[n], after_ends[n + 1]):
             start = max(start, ends[after_ops[after]])
         hosts[host] += dispatch
-        end = max(start, hosts[host]) + op_seconds[n * num_devices + here]
+        end = max(start, free[here], hosts[host]) + op_seconds[n * num_devices + here]
         ends[n] = end
         free[here] = end
         if cutoff is not None:

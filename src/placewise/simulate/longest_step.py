@@ -13,7 +13,8 @@ def longest_step_seconds(problem: Problem) -> float:
     """Returns seconds that no step exceeds: all that can happen in it, one after the other, each as slow as it can be.
 
     Every op runs on the slowest device that its group can be on. Every tensor is copied to every device that a reading group
-    can be on, over the slowest link for it. The hosts launch all of that, and a copy between hosts is launched on both. A
+    can be on, over the slowest link for it, and takes what it can of the devices at both ends. The hosts launch all of that,
+    and a copy between hosts is launched on both. A
     step takes no longer, because whatever ends in it has begun at its start, or when something else ended: its end is a sum
     of some of these times, each counted once. Where a tensor stands for others, the largest of them counts.
     """
@@ -25,7 +26,10 @@ def longest_step_seconds(problem: Problem) -> float:
     tensors, num_readers = np.unique(pairs[0], return_counts=True)
     num_copies = np.minimum(num_readers, problem.num_devices - 1)  # [tensors]
     links = np.unique(np.stack([cluster.latency_seconds.ravel(), cluster.bytes_per_second.ravel()]), axis=1)
-    slowest_copy = copy_seconds(_most_bytes(problem.graph)[tensors][:, None], *links).max(axis=1, initial=0.0)
+    nbytes = _most_bytes(problem.graph)[tensors]
+    slowest_copy = copy_seconds(nbytes[:, None], *links).max(axis=1, initial=0.0)
+    fixed, per_byte, fixed_there, per_byte_there = cluster.copy_work.max(axis=(1, 2))
+    slowest_copy += fixed + fixed_there + nbytes * (per_byte + per_byte_there)
     launches_per_copy = min(len(cluster.host_names), 2)
     launches = dispatch_seconds * problem.num_ops
     launches += cluster.copy_launch_seconds * launches_per_copy * int(num_copies.sum())

@@ -56,6 +56,22 @@ def links_with_host_waits(cluster: Any) -> set[tuple[str, str]]:
     return found
 
 
+def work_of_copies(cluster: Any) -> dict[tuple[str, str], tuple[Any, Any]]:
+    """Returns {(source, target): what a copy takes of the source's own time, and of the target's}, by device name."""
+    names = [d["name"] for d in cluster["devices"]]
+    default = cluster.get("default_link", {})
+    found = {(a, b): (default.get("source_work", {}), default.get("target_work", {})) for a in names for b in names}
+    for link in cluster.get("links", []):
+        for ends in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
+            found[ends] = (link.get("source_work", {}), link.get("target_work", {}))
+    return found
+
+
+def seconds_of_work(work: Any, nbytes: int) -> float:
+    """Returns how long a copy of some bytes keeps the device at one of its ends."""
+    return float(work.get("seconds", 0.0) + nbytes * (1 / work.get("bytes_per_second", float("inf"))))
+
+
 def seconds_on(op: Any, device: Any) -> float:
     """Returns how long an op runs on a device: a given time (by the device's name, then its kind), else the roofline.
 
@@ -82,7 +98,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
     ops, tensors = graph["ops"], graph["tensors"]
     devices = {d["name"]: d for d in cluster["devices"]}
     link_of, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
-    awaited = links_with_host_waits(cluster)
+    awaited, work_of = links_with_host_waits(cluster), work_of_copies(cluster)
     device_of: list[Any] = [placement[op["group"]] for op in ops]
     order = [n for n in (range(len(ops)) if order is None else order) if device_of[n] is not None]
     producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
@@ -134,6 +150,8 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
                 ready[t, here] = begin + latency + tensors[t]["nbytes"] / bandwidth
                 for channel in channels:
                     channel_free[channel] = ready[t, here]
+                for end_of_link, work in zip((there, here), work_of[there, here], strict=True):
+                    device_free[end_of_link] += seconds_of_work(work, tensors[t]["nbytes"])
                 copies.append({"tensor": t, "from": there, "to": here, "start": begin, "end": ready[t, here], "for": n})
         host[host_of[here]] += dispatch
         waits = (
@@ -187,7 +205,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
             used[key[1]] -= bytes_of[key]
 
     return {
-        "step_seconds": max(end.values(), default=0.0),
+        "step_seconds": max(device_free.values()),
         "fits": all(peak[d] <= size(devices[d]["memory"]) for d in devices),
         "peak_bytes": peak,
         "start": [start.get(n) for n in range(len(ops))],

@@ -36,7 +36,7 @@ class Schedule:
     @property
     def step_seconds(self) -> float:
         """How long the step takes."""
-        return float(self.timeline.end.max(initial=0.0))
+        return float(self.timeline.device_end.max())
 
     @property
     def whole(self) -> tuple[Problem, Ints, Ints]:

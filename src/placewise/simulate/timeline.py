@@ -7,7 +7,15 @@ import numpy as np
 from placewise.core.arrays import Floats, Ints
 from placewise.simulate.compile import kernel
 from placewise.simulate.flat_problem import FlatProblem, Int32s
-from placewise.simulate.kernels import MemoryWorkspace, Workspace, arrival_time, forget_copies, peak_bytes, simulate_order
+from placewise.simulate.kernels import (
+    MemoryWorkspace,
+    Workspace,
+    arrival_time,
+    forget_copies,
+    peak_bytes,
+    simulate_order,
+    take_work,
+)
 
 NOTHING, HOST, DEVICE, COPY, AFTER, MAKER, CHANNEL = range(7)  # what an op or a copy waited for last
 WAITS = ("nothing", "host", "device", "copy", "after", "maker", "channel")
@@ -33,6 +41,7 @@ class Timeline(NamedTuple):
     copy_end: Floats  # [copies]
     copy_wait: Int32s  # [copies], index into WAITS
     copy_wait_for: Int32s  # [copies], the op or the copy, or -1
+    device_end: Floats  # [devices], when each has ended its last op, and what copies take of its time
 
 
 @kernel
@@ -105,11 +114,17 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
                 copy_wait[copy], copy_wait_for[copy] = (reason, cause) if leaves > 0.0 else (NOTHING, -1)
                 for channel in (flat.channels[link], flat.second_channels[link]):
                     busy[channel], last_copy[channel] = arrives, copy
+                if flat.copies_take_work:
+                    take_work(flat, free, there, here, link, flat.copy_bytes[tensor])
             if copy_end[copy] > begin:
                 begin, why, what = copy_end[copy], COPY, copy
         for after in range(flat.after_ends[n], flat.after_ends[n + 1]):
             if end[flat.after_ops[after]] > begin:
                 begin, why, what = end[flat.after_ops[after]], AFTER, flat.after_ops[after]
+        if free[here] > begin:  # later than above: copies that this op needs take time of its device
+            begin, why, what = free[here], DEVICE, last_op[here]
+        if why == DEVICE and what < 0:
+            why = NOTHING
         hosts[flat.hosts[here]] += dispatch
         if hosts[flat.hosts[here]] > begin:
             begin, why, what = hosts[flat.hosts[here]], HOST, awaited[flat.hosts[here]]
@@ -120,4 +135,5 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
         start, end, wait, wait_for,
         copy_tensor[:num_copies], copy_source[:num_copies], copy_target[:num_copies], copy_reader[:num_copies],
         copy_start[:num_copies], copy_end[:num_copies], copy_wait[:num_copies], copy_wait_for[:num_copies],
+        free.copy(),
     )  # fmt: skip

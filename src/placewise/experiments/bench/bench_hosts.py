@@ -22,6 +22,10 @@ PERIOD_MICROSECONDS = 100_000  # of the kernel's CPU quotas
 
 PORT = "29517"
 
+MTU, JUMBO_MTU, ETHERNET_HEADER = 1500, 9000, 14  # bytes, of packets
+
+FAST = 500  # Mbit/s from which on cards have jumbo frames
+
 MODELS = (
     "gpt:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4,dropout=0",
     "bert:layers=4,hidden=128,heads=4,length=64,batch=8,vocab=500,micro_batches=4,dropout=0",
@@ -170,8 +174,12 @@ def _hosts(rate: int | None, delay: float) -> Iterator[list[tuple[list[str], str
             _command("ip", "-n", name, "address", "add", f"{SUBNET}.{number}/24", "dev", card)
             for link in (card, "lo"):
                 _command("ip", "-n", name, "link", "set", link, "up")
-            # A card sends at its rate: what it may send at once is a packet or two, and 100 us of a fast one.
-            limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{max(rate * 125 // 10, 3028)}", "latency", "100ms"]
+            # A card sends at its rate: what it may send at once is two packets, and 100 us of a fast one. Fast ones have
+            # jumbo frames: cutting a stream into small packets at 1 Gbit/s would take half a core, which the steps need.
+            packet = MTU if rate < FAST else JUMBO_MTU
+            _command("ip", "-n", name, "link", "set", card, "mtu", str(packet))
+            burst = max(rate * 125 // 10, 2 * (packet + ETHERNET_HEADER))
+            limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "latency", "100ms"]
             if delay:
                 limit = ["netem", "delay", f"{delay * 1e6:.0f}us", "rate", f"{rate}mbit"]
             _command("tc", "-n", name, "qdisc", "add", "dev", card, "root", *limit)

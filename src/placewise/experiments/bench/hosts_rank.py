@@ -24,8 +24,8 @@ from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture
-from placewise.machines.composed import join_hosts
-from placewise.measure.all_hosts import measure_link
+from placewise.machines.composed import Network, join_hosts
+from placewise.measure.all_hosts import measure_network
 from placewise.measure.ops_in_steps import op_timings_in_steps
 from placewise.measure.random_batch import load_with_deferred_weights, random_batch
 from placewise.run.devices import RealDevice
@@ -42,18 +42,10 @@ TIMEOUT = timedelta(minutes=10)
 LATENCY_SECONDS = 2e-4  # that is assumed of a network that a plan is made for and that is not measured
 
 
-def measured_network() -> tuple[tuple[float, float], ...]:
-    """Returns (bytes per second, latency seconds) from host a to b, and back: the first rank's and the second's figures."""
-    found = [measure_link(0, 1), measure_link(1, 0)]
-    everyone: list[Any] = [None, None]
-    dist.all_gather_object(everyone, found)
-    return tuple((figures[1], figures[0]) for figures in (everyone[0][0], everyone[1][1]))
-
-
-def two_hosts(network: tuple[tuple[float, float], ...]) -> Cluster:
-    """Returns two hosts with a CPU device each and these figures of the links between them."""
+def two_hosts(there: Network, back: Network) -> Cluster:
+    """Returns two hosts with a CPU device each and this network from the first to the second, and back."""
     one = Cluster("one", (Device("cpu", "cpu", 64 * GIB, 1e10, 1e10),), ())
-    return join_hosts("hosts", ["a", "b"], [one, one], lambda source, target: network[source], "")
+    return join_hosts("hosts", ["a", "b"], [one, one], lambda source, target: (there, back)[source], "")
 
 
 def with_measured_ops(step: CapturedStep, cluster: Cluster) -> CapturedStep:
@@ -68,6 +60,14 @@ def with_measured_ops(step: CapturedStep, cluster: Cluster) -> CapturedStep:
     dist.all_gather_object(times, [found[name].seconds for name in names])
     seconds = {name: np.array(own, np.float64) for name, own in zip(cluster.device_names, times, strict=True)}
     return replace(step, graph=replace(step.graph, ops=replace(step.graph.ops, seconds=seconds)))
+
+
+def _network_here() -> tuple[Network, Network]:
+    """Returns the measured network from the first host to the second, and back."""
+    found = measure_network()
+    for ends in ((0, 1), (1, 0)):
+        _tell({"from": ends[0], **found[ends]._asdict()})
+    return found[0, 1], found[1, 0]
 
 
 def plan_of(step: CapturedStep, cluster: Cluster, strategy: str, seconds: float) -> tuple[Ints, Ints | None]:
@@ -112,9 +112,8 @@ def measure(
 
 def predictions(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns a row for each model and placement."""
-    network, rows = measured_network(), []
-    cluster = two_hosts(network)
-    _tell({"network": network})
+    network, rows = _network_here(), []
+    cluster = two_hosts(*network)
     for model in settings["models"]:
         for strategy in settings["placements"]:
             step, weights = load_with_deferred_weights(model)  # a step is compiled once: its weights then live somewhere
@@ -132,16 +131,16 @@ def predictions(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 def plans(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns a row for each model and each network that `auto` has planned for; all are measured on this network."""
-    here, rows = measured_network(), []
-    _tell({"network": here})
+    here, rows = _network_here(), []
     for model in settings["models"]:
-        timed = with_measured_ops(_whole(model), two_hosts(here))
+        timed = with_measured_ops(_whole(model), two_hosts(*here))
         for name, gigabits in (("this network", None), ("10 Gbit/s", 10.0)):
-            there = here if gigabits is None else ((gigabits * 1e9 / 8, LATENCY_SECONDS),) * 2
+            other = Network(1e9 / 8 * (gigabits or 0.0), LATENCY_SECONDS)
+            planned = here if gigabits is None else (other, other)
             step, weights = load_with_deferred_weights(model)
             step = replace(step, graph=timed.graph)
-            plan = plan_of(step, two_hosts(there), "auto", settings["seconds"])
-            found = measure(step, two_hosts(here), plan, settings["steps"], weights)
+            plan = plan_of(step, two_hosts(*planned), "auto", settings["seconds"])
+            found = measure(step, two_hosts(*here), plan, settings["steps"], weights)
             rows.append({"model": model.partition(":")[0], "planned for": name, **found})
             _tell(rows[-1])
     return rows
@@ -153,7 +152,7 @@ def memory(settings: dict[str, Any]) -> list[dict[str, Any]]:
         settings["models"][0]
     )
     before = _resident_bytes()
-    cluster = two_hosts(((1e9, 1e-4),) * 2)
+    cluster = two_hosts(Network(1e9, 1e-4), Network(1e9, 1e-4))
     train_step = compile_part(Problem.of(step.graph, cluster), *plan_of(step, cluster, "pipeline", 1.0), step, weights)
     batch = random_batch(step)
     for _ in range(3):
@@ -203,7 +202,7 @@ def pipelining(settings: dict[str, Any]) -> list[dict[str, Any]]:
             }
         )
         _tell(rows[-1])
-    model, cluster = gpt_layers(), two_hosts(measured_network())
+    model, cluster = gpt_layers(), two_hosts(*_network_here())
     step = capture(model, next_words, torch.optim.AdamW(model.parameters()), (words, words), micro_batches=MICRO_BATCHES)
     step = with_measured_ops(step, cluster)
     for strategy in ("auto", "pipeline", "cpu-only"):
