@@ -106,7 +106,10 @@ def departure_time(end: float, nbytes: int, latency_seconds: float, bytes_per_se
 
 @inlined
 def take_work(flat: Any, free: Floats, there: int, here: int, link: int, nbytes: int) -> None:
-    """Makes the devices at both ends of a copy free so much later as it takes of their own time; `flat` has the cluster's columns."""
+    """Makes the devices at both ends of a copy free so much later as it takes of their own time.
+
+    `flat` has the cluster's columns.
+    """
     free[there] += flat.source_seconds[link] + nbytes * flat.source_seconds_per_byte[link]
     free[here] += flat.target_seconds[link] + nbytes * flat.target_seconds_per_byte[link]
 

@@ -25,7 +25,7 @@ from placewise.core.errors import ExecutionError
 from placewise.machines.detect import processors
 from placewise.machines.slices import Cut
 from placewise.run.backends import VISIBLE
-from placewise.run.backends.rank_messages import EXCHANGE_TAG, Exchange, Inbox, Incoming, Outgoing, let_senders_run_first
+from placewise.run.backends.rank_messages import Exchange, Inbox, Incoming, Outgoing, let_senders_run_first
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.lower.instructions import CopyTensor, Instructions
 from placewise.run.lower.rank_part import part_of
@@ -43,7 +43,7 @@ REASON = "reason"  # of the first failure, in the store
 
 _numbers = itertools.count()  # of the compiled steps, which all ranks make in the same order
 
-_tags = itertools.count(EXCHANGE_TAG + 1)  # of the copies of all compiled steps
+_tags = itertools.count()  # of what all compiled steps send
 
 
 class Hosts:
@@ -64,7 +64,7 @@ class Hosts:
         self._tags: dict[CopyTensor, int] = {}
         self._outgoing: dict[CopyTensor, Outgoing] = {}
         self._inboxes: dict[int, Inbox] = {}  # by device
-        self._exchange = Exchange(self.rank, len(self.names), self._group, self._failures.guarded)
+        self._exchange = Exchange(self.rank, len(self.names), next(_tags), self._group, self._failures.guarded)
         weakref.finalize(self, self._presence.stop.set)
 
     def agree(self, facts: dict[str, str]) -> None:

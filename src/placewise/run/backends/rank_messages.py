@@ -32,8 +32,6 @@ UNKNOWN = -1  # bytes of a tensor that has not been sent yet
 
 GLOO_THREADS = "gloo_tcp"  # what their names begin with
 
-EXCHANGE_TAG = 0  # copies have the others
-
 ALIGNMENT = 16  # bytes, of the parts of a message
 
 Guard = Callable[[int | None, Callable[[], Any]], Any]  # communicates; turns a failure into one that names the rank
@@ -196,12 +194,17 @@ class Inbox:
 
 
 class Exchange:
-    """What every rank tells all others at the end of each step: some tensors, which look the same in most steps."""
+    """What every rank tells all others at the end of each step: some tensors, which look the same in most steps.
 
-    def __init__(self, rank: int, num_ranks: int, group: dist.ProcessGroup, guard: Guard) -> None:
+    The receives of a step are announced at the end of the one before: to announce one while a lane computes takes long.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, tag: int, group: dist.ProcessGroup, guard: Guard) -> None:
         self._rank, self._others = rank, [other for other in range(num_ranks) if other != rank]
-        self._group, self._guard = group, guard
+        self._tag, self._group, self._guard = tag, group, guard
         self._known: list[list[Look]] = []  # of each rank's tensors in the last step; empty if they can't be sent as bytes
+        self._messages: list[Tensor] = []  # of each rank, announced if `_known` is not empty
+        self._receives: list[tuple[int, Any]] = []
 
     def __call__(self, own: list[Tensor]) -> list[list[Tensor]]:
         """Returns the tensors of all ranks, in the order of the ranks; they are on the CPU."""
@@ -209,24 +212,32 @@ class Exchange:
         if self._known:
             told = self._tell(own, looks == self._known[self._rank])
             if told is not None:
+                self._announce()
                 return told
         everyone: list[list[Tensor]] = [own] * (1 + len(self._others))
         self._guard(None, lambda: dist.all_gather_object(everyone, own, self._group))
         everyone[self._rank] = own
         is_plain = all(tensor.is_contiguous() for tensors in everyone for tensor in tensors)
         self._known = [list(map(Look.of, tensors)) for tensors in everyone] if is_plain else []
+        self._announce()
         return everyone
+
+    def _announce(self) -> None:
+        """Makes memory for what the ranks tell next, and tells the others that they can send it."""
+        self._messages = [torch.empty(ALIGNMENT + sum(map(_num_bytes, looks)), dtype=torch.uint8) for looks in self._known]
+        self._receives = [
+            (peer, self._begin(self._group.recv, self._messages[peer], peer)) for peer in self._others if self._known
+        ]
 
     def _tell(self, own: list[Tensor], is_usual: bool) -> list[list[Tensor]] | None:
         """Returns the tensors of all ranks; None, on all ranks, if one of them has others than last time."""
-        messages = [torch.empty(ALIGNMENT + sum(map(_num_bytes, looks)), dtype=torch.uint8) for looks in self._known]
+        messages = self._messages
         messages[self._rank][0] = is_usual
         if is_usual:
             for place, tensor in zip(_parts(messages[self._rank], self._known[self._rank]), own, strict=True):
                 place.copy_(tensor)
-        receives = [(peer, self._begin(self._group.recv, messages[peer], peer)) for peer in self._others]
         sends = [(peer, self._begin(self._group.send, messages[self._rank], peer)) for peer in self._others]
-        for peer, work in receives + sends:
+        for peer, work in self._receives + sends:
             self._guard(peer, work.wait)
         if not all(message[0] for message in messages):
             return None
@@ -236,7 +247,7 @@ class Exchange:
         ]
 
     def _begin(self, communicate: Callable[..., Any], message: Tensor, peer: int) -> Any:
-        return self._guard(peer, lambda: communicate([message], peer, EXCHANGE_TAG))
+        return self._guard(peer, lambda: communicate([message], peer, self._tag))
 
 
 def _num_bytes(look: Look) -> int:
