@@ -8,13 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from placewise.core.errors import InputError, PlacewiseError
 from placewise.experiments.bench import Benchmark, Findings, Rows, option, table_of
+from placewise.experiments.bench.delayed_cable import TUN_FILE, open_card
 
 SUBNET = "10.213.0"  # of the hosts' network, which nothing outside can see
 
@@ -56,7 +57,7 @@ class OverHosts(Benchmark):
     steps: int = option("positive", "that are measured of each placement", default=10)
     seconds: float = option("seconds", "of a search by auto", default=20.0)
     share: float = option("percent", "of a core that the second host gets (needs cgroups), in pipelining", default=1.0)
-    delay: float = option("seconds", "that a packet takes, where tc has netem", default=0.0)
+    delay: float = option("seconds", "that a packet takes from host to host, with --rates", default=0.0)
 
     def run(self) -> Findings:
         """Returns the rows of each part."""
@@ -67,6 +68,8 @@ class OverHosts(Benchmark):
         for rate in self.rates:
             if not rate.isdecimal() or not 0 < int(rate) <= 100_000:
                 raise InputError(f"--rates: must be whole numbers of Mbit/s up to 100000, one is {rate!r}")
+        if self.delay and not self.rates:
+            raise InputError("--delay: needs --rates, because only a network of the benchmark's own can delay packets")
         settings = {"steps": self.steps, "seconds": self.seconds, "models": self.models or MODELS, "placements": PLACEMENTS}
         for part in self.parts:
             if part == "memory":
@@ -164,32 +167,50 @@ def _hosts(rate: int | None, delay: float) -> Iterator[list[tuple[list[str], str
         raise InputError("--rates needs ip and tc: install iproute2")
     names = [f"placewise-{os.getpid()}-{host}" for host in "ab"]
     cards = [f"pw{os.getpid() % 10**8}{host}" for host in "ab"]
-    try:
+    with ExitStack() as undo:
         for name in names:
+            undo.callback(subprocess.run, ["ip", "netns", "delete", name], capture_output=True, check=False)
             _command("ip", "netns", "add", name)
-        _command(
-            "ip", "link", "add", cards[0], "netns", names[0], "type", "veth", "peer", "name", cards[1], "netns", names[1]
-        )
+        if delay:
+            undo.enter_context(_delayed_cable(names, cards, delay))
+        else:
+            ends = ("peer", "name", cards[1], "netns", names[1])
+            _command("ip", "link", "add", cards[0], "netns", names[0], "type", "veth", *ends)
         for number, (name, card) in enumerate(zip(names, cards, strict=True), 1):
             _command("ip", "-n", name, "address", "add", f"{SUBNET}.{number}/24", "dev", card)
             for link in (card, "lo"):
                 _command("ip", "-n", name, "link", "set", link, "up")
             # A card sends at its rate: what it may send at once is two packets, and 100 us of a fast one. Fast ones have
             # jumbo frames: cutting a stream into small packets at 1 Gbit/s would take half a core, which the steps need.
-            packet = MTU if rate < FAST else JUMBO_MTU
+            packet = JUMBO_MTU if rate >= FAST or delay else MTU
             _command("ip", "-n", name, "link", "set", card, "mtu", str(packet))
             burst = max(rate * 125 // 10, 2 * (packet + ETHERNET_HEADER))
             limit = ["tbf", "rate", f"{rate}mbit", "burst", f"{burst}", "latency", "100ms"]
-            if delay:
-                limit = ["netem", "delay", f"{delay * 1e6:.0f}us", "rate", f"{rate}mbit"]
             _command("tc", "-n", name, "qdisc", "add", "dev", card, "root", *limit)
         yield [
             (["ip", "netns", "exec", name], f"{SUBNET}.{number}", card)
             for number, (name, card) in enumerate(zip(names, cards, strict=True), 1)
         ]
+
+
+@contextmanager
+def _delayed_cable(names: list[str], cards: list[str], delay: float) -> Iterator[None]:
+    """Makes the cards in these network namespaces, with a process between them that delays packets."""
+    try:
+        files = [open_card(card) for card in cards]
+    except OSError as problem:
+        raise InputError(f"--delay needs {TUN_FILE}, and the right to make network cards: {problem}") from problem
+    for name, card in zip(names, cards, strict=True):
+        _command("ip", "link", "set", card, "netns", name)
+    command = [sys.executable, "-m", "placewise.experiments.bench.delayed_cable", *map(str, files), str(delay)]
+    cable = subprocess.Popen(command, pass_fds=files)
+    try:
+        yield
     finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+        cable.kill()
+        cable.wait()
+        for file in files:
+            os.close(file)
 
 
 def _command(*words: str) -> None:
