@@ -1,7 +1,9 @@
 """placewise profile: measured times of a model's ops and of the links on this machine."""
 
 import argparse
+import os
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +19,17 @@ if TYPE_CHECKING:
 
 SHOWN_FAILURES = 3
 
+MOST_SECONDS = 1800  # that a host waits for the slowest one
+
 
 def add_profile(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "profile", _profile, "measure a model's ops and the links on this machine's devices")
+    parser = add_command(
+        commands,
+        "profile",
+        _profile,
+        "measure a model's ops and the links on this machine's devices; under torchrun, on all hosts",
+    )
     add_model_argument(parser, RUN_MODEL_HELP)
     parser.add_argument("--cluster", metavar="C", required=True, help=f"{CLUSTER_HELP}, which names the devices")
     add_virtual_option(parser)
@@ -44,25 +53,35 @@ def _profile(options: argparse.Namespace) -> None:
     from placewise.formats.graph_file import write_graph
     from placewise.formats.profile_file import write_profile
     from placewise.measure.prediction_checks import check_predictions
+    from placewise.measure.profile_of_hosts import profile_hosts
     from placewise.measure.profiler import apply_profile, measure_profile
     from placewise.measure.random_batch import load_with_weights
     from placewise.models import load_step
+    from placewise.run.backends.hosts import joined_ranks
 
     check_writable(options.output, options.graph_output, options.cluster_output, reads=(options.model, options.cluster))
     if options.run_step and options.ops_only:
         raise InputError("--run-step and --ops-only exclude each other")
     cluster, runs_step = Cluster.load(options.cluster), not options.ops_only
     captured = load_with_weights(options.model) if runs_step else load_step(options.model)
-    begun = time.perf_counter()
-    with Line(options) as line:
+    virtual, rank, begun = dict(options.virtual), 0, time.perf_counter()
+    with ExitStack() as stack:
+        line = stack.enter_context(Line(options))
 
         def report(what: str) -> None:
-            line.show(Shown(f"{what}, {time.perf_counter() - begun:.0f} s"))
+            if not rank:
+                line.show(Shown(f"{what}, {time.perf_counter() - begun:.0f} s"))
 
-        found = measure_profile(captured, cluster, dict(options.virtual), runs_step=runs_step, report=report)
+        if len(cluster.host_names) > 1 and "RANK" in os.environ:
+            rank = stack.enter_context(joined_ranks(MOST_SECONDS))
+            found = profile_hosts(captured, cluster, virtual, runs_step=runs_step, report=report)
+        else:
+            found = measure_profile(captured, cluster, virtual, runs_step=runs_step, report=report)
         if runs_step:
-            checked = check_predictions(captured, cluster, found.profile, dict(options.virtual), report)
+            checked = check_predictions(captured, cluster, found.profile, virtual, report)
             found = replace(found, profile=checked, seconds=time.perf_counter() - begun)
+    if rank:  # the first one tells
+        return
     graph, measured = apply_profile(captured, cluster, found.profile)
     write_profile(found.profile, options.output)
     if options.graph_output:

@@ -10,6 +10,7 @@ PlacewiseError
 │   ├── ModelError          a model's name or its options
 │   ├── CaptureError        a step that can't be recorded
 │   ├── ExecutionError      a plan, a step or a batch that can't run on this machine
+│   │   ├── RandomOnSeveralHosts ops that draw random numbers are on several hosts
 │   │   └── StepChanged     the model or the optimizer is not what it was when the step was captured
 │   │       └── OtherBranch the batch or a buffer decides for another step than the captured one
 │   ├── StrategyError       a strategy's name or its parameters, or a strategy that can't solve this problem
@@ -57,6 +58,10 @@ class CaptureError(InputError):
 
 class ExecutionError(InputError):
     """A plan, a step or a batch can't run on this machine."""
+
+
+class RandomOnSeveralHosts(ExecutionError):
+    """Ops that draw random numbers are on several hosts, whose generators would not give eager code's numbers."""
 
 
 class StepChanged(ExecutionError):

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from placewise.core.cluster import MAX_DEVICES, NO_WORK, Cluster, CopyWork, Device, Link
+from placewise.core.cluster import MAX_DEVICES, Cluster, Device, Link
 from placewise.core.errors import ClusterError, one_line
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS, parse_bytes
 from placewise.formats.files import Fields, describe, parse_toml, read_bytes, write_bytes
+from placewise.formats.link_fields import SHARED_FIELDS, read_flag, read_work, shared_fields
 
 FORMAT, VERSION = "placewise-cluster", 1
 
@@ -28,7 +29,7 @@ CLUSTER_FIELDS = (
 
 DEVICE_FIELDS = ("name", "kind", "host", "memory", "flops", "bytes_per_second", "overhead_seconds")
 
-DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel", "host_waits", "source_work", "target_work")
+DEFAULT_LINK_FIELDS = ("bytes_per_second", "latency_seconds", "channel", *SHARED_FIELDS)
 
 LINK_FIELDS = ("from", "to", *DEFAULT_LINK_FIELDS, "both")
 
@@ -123,7 +124,7 @@ def _default_links(top: Fields, devices: tuple[Device, ...], source: str) -> lis
 
 def _links(row: Any, element: str) -> list[Link]:
     link = Fields(element, row, LINK_FIELDS, ClusterError)
-    both = _flag(link, "both")
+    both = read_flag(link, "both")
     ends = link.text("from"), link.text("to")
     return [_link(link, *ends)] + ([_link(link, *reversed(ends))] if both else [])
 
@@ -135,27 +136,10 @@ def _link(link: Fields, source: str, target: str) -> Link:
         link.number("bytes_per_second", above_zero=True),
         link.number("latency_seconds"),
         _channel(link) if "channel" in link.given else None,
-        _flag(link, "host_waits"),
-        _work(link, "source_work"),
-        _work(link, "target_work"),
+        read_flag(link, "host_waits"),
+        read_work(link, "source_work"),
+        read_work(link, "target_work"),
     )
-
-
-def _work(link: Fields, name: str) -> CopyWork:
-    """Returns what is in {seconds = 2e-5, bytes_per_second = 3e9}; each may be left out."""
-    if name not in link.given:
-        return NO_WORK
-    work = Fields(f"{link.element}: {name}", link.get(name), CopyWork._fields, ClusterError)
-    speed = work.number("bytes_per_second", above_zero=True) if "bytes_per_second" in work.given else np.inf
-    return CopyWork(work.number("seconds", 0), speed)
-
-
-def _flag(link: Fields, name: str) -> bool:
-    """Returns whether a field is true; it is false if it is not given."""
-    given = link.get(name, False)
-    if not isinstance(given, bool):
-        raise link.wrong(f"{name} must be true or false, got {describe(given)}")
-    return given
 
 
 def _channel(link: Fields) -> str | tuple[str, ...]:
@@ -198,11 +182,7 @@ def format_cluster(cluster: Cluster) -> str:
         }
         if link.channel is not None:
             fields["channel"] = link.channel if isinstance(link.channel, str) else list(link.channel)
-        if link.host_waits:
-            fields["host_waits"] = True
-        for name, work in (("source_work", link.source_work), ("target_work", link.target_work)):
-            if work != NO_WORK:
-                fields[name] = {key: float(value) for key, value in work._asdict().items() if np.isfinite(value)}
+        fields |= shared_fields(link)
         sections.append(f"[[links]]\n{tomli_w.dumps(fields)}")
     return "\n".join(sections)
 

@@ -7,7 +7,8 @@ from typing import Any
 from placewise.core.cluster import Link
 from placewise.core.errors import ProfileError
 from placewise.core.profile import CheckedPrediction, Contention, Profile, ProfiledDevice, Timing
-from placewise.formats.files import Fields, describe, read_json, write_bytes
+from placewise.formats.files import Fields, read_json, write_bytes
+from placewise.formats.link_fields import SHARED_FIELDS, read_flag, read_work, shared_fields
 
 FORMAT, VERSION = "placewise-profile", 1
 
@@ -27,7 +28,7 @@ CHECK_FIELDS = ("placement", "predicted_seconds", "measured_seconds")
 
 DEVICE_FIELDS = ("name", "kind", "hardware", "times_of", "slices", "part_of")
 
-LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds", "host_waits")
+LINK_FIELDS = ("from", "to", "bytes_per_second", "latency_seconds", *SHARED_FIELDS)
 
 TIMING_FIELDS = ("seconds", "count", "spread_seconds")  # the last one in older files only, and unused
 
@@ -81,11 +82,16 @@ def _link(row: Any, element: str, names: list[str]) -> Link:
     for name in (source, target):
         if name not in names:
             raise link.wrong(f"there is no device {name!r}; the devices are {', '.join(names)}")
-    host_waits = link.get("host_waits", False)
-    if not isinstance(host_waits, bool):
-        raise link.wrong(f"host_waits must be true or false, got {describe(host_waits)}")
-    bytes_per_second, latency_seconds = link.number("bytes_per_second", above_zero=True), link.number("latency_seconds")
-    return Link(source, target, bytes_per_second, latency_seconds, host_waits=host_waits)
+    return Link(
+        source,
+        target,
+        link.number("bytes_per_second", above_zero=True),
+        link.number("latency_seconds"),
+        None,
+        read_flag(link, "host_waits"),
+        read_work(link, "source_work"),
+        read_work(link, "target_work"),
+    )
 
 
 def _check(row: Any, element: str) -> CheckedPrediction:
@@ -122,7 +128,7 @@ def format_profile(profile: Profile) -> str:
     ]
     links = [
         dict(zip(LINK_FIELDS, (link.source, link.target, link.bytes_per_second, link.latency_seconds), strict=False))
-        | ({"host_waits": True} if link.host_waits else {})
+        | shared_fields(link)
         for link in profile.links
     ]
     contention = {kind: vars(factors) for kind, factors in profile.contention.items()}

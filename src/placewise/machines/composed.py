@@ -12,13 +12,13 @@ c, and their devices `a/gpu:0`. A network card sends one copy at a time, and rec
 
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from placewise.core.cluster import MAX_DEVICES, NO_WORK, Cluster, CopyWork, Link
+from placewise.core.cluster import MAX_DEVICES, NO_WORK, Cluster, CopyWork, Device, Link
 from placewise.core.errors import ClusterError
 from placewise.core.suggestions import did_you_mean
 from placewise.machines.presets import (
@@ -185,8 +185,7 @@ def join_hosts(
 ) -> Cluster:
     """Returns hosts with a network between them, whose cards send one copy at a time and receive one.
 
-    `network` gives what there is from one host to another. A GPU's copies pass its host, and take none of the
-    GPU's own time.
+    `network` gives what there is from one host to another.
     """
     devices = [
         replace(device, name=f"{letter}/{device.name}", host=letter)
@@ -207,17 +206,25 @@ def join_hosts(
     for a in devices:
         for b in devices:
             if a.host != b.host:
-                hops = sum(device.kind == "gpu" for device in (a, b))
-                found = network(names.index(a.host), names.index(b.host))
-                latency = found.latency_seconds + hops * PCIE_LATENCY_SECONDS
-                speed = min(found.bytes_per_second, card[a.name], card[b.name])
-                cards = (f"{a.host} sends", f"{b.host} receives")
-                works = (
-                    work if device.kind == "cpu" else NO_WORK
-                    for work, device in ((found.source_work, a), (found.target_work, b))
-                )  # fmt: skip
-                links.append(Link(a.name, b.name, speed, latency, cards, False, *works))
+                links.append(link_of_hosts(a, b, network(names.index(a.host), names.index(b.host)), card))
     return Cluster(name, tuple(devices), tuple(links), max(host.dispatch_seconds for host in hosts), words)
+
+
+def link_of_hosts(source: Device, target: Device, network: Network, to_card: Mapping[str, float]) -> Link:
+    """Returns the link between devices of two hosts, whose cards send one copy at a time and receive one.
+
+    A GPU's copies pass its host, at the speed `to_card` (by the device's name), and take none of the GPU's own time.
+    """
+    hops = sum(device.kind == "gpu" for device in (source, target))
+    return Link(
+        source.name,
+        target.name,
+        min(network.bytes_per_second, to_card[source.name], to_card[target.name]),
+        network.latency_seconds + hops * PCIE_LATENCY_SECONDS,
+        (f"{source.host} sends", f"{target.host} receives"),
+        source_work=network.source_work if source.kind == "cpu" else NO_WORK,
+        target_work=network.target_work if target.kind == "cpu" else NO_WORK,
+    )
 
 
 def _count(name: str, digits: str | None) -> int:

@@ -38,6 +38,7 @@ def measure_profile(
     cluster: Cluster,
     virtual: Mapping[str, Cut] | None = None,
     *,
+    devices: Sequence[RealDevice] | None = None,
     runs_step: bool = False,
     known: Profile | None = None,
     alone: AbstractContextManager[Any] | None = None,
@@ -49,10 +50,10 @@ def measure_profile(
     and launches are those in whole steps. Otherwise, and where a device can't hold or run the whole step, each op is
     repeated alone, which is faster than in a step: its tensors are in caches. What does not depend on the step (links,
     contention, launches of copies) is taken over from a `known` profile of the same machine. What uses a GPU happens inside
-    of `alone`. `report` gets a line before each measurement.
+    of `alone`. `report` gets a line before each measurement. `devices` are the real ones, if the caller knows them.
     """
     begun = time.perf_counter()
-    devices = real_devices(cluster, virtual)
+    devices = real_devices(cluster, virtual) if devices is None else devices
     described = {device.name: device for device in cluster.devices}
     calls = op_calls(captured.program, len(captured.graph.ops))
     found = _Found({}, {}, [])

@@ -11,6 +11,7 @@ import numpy as np
 
 from placewise.core.arrays import Floats, Ints, frozen
 from placewise.core.cluster import Cluster
+from placewise.core.errors import RandomOnSeveralHosts
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep
 from placewise.machines.slices import Cut
@@ -18,7 +19,7 @@ from placewise.measure.random_batch import random_batch
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import CopyTensor, FreeTensor, Instructions, RunOp
 from placewise.run.lower.lowering import tensor_devices
-from placewise.run.step.compiling import compile_placement
+from placewise.run.step.compiling import compile_part, compile_placement, is_distributed
 from placewise.run.step.failures import is_out_of_memory
 from placewise.run.step.train_step import TrainStep
 from placewise.run.step_trace import StepTrace
@@ -97,22 +98,30 @@ def step_times(
     most_seconds: float = math.inf,
     alone: AbstractContextManager[Any] | None = None,
 ) -> Floats | None:
-    """Returns the seconds of each step of a schedule's placement, after a warm-up; None if they run out of memory.
+    """Returns the seconds of each step of a schedule's placement, after a warm-up; None if they can't be run.
 
-    There are fewer steps if they take longer than `most_seconds`. This trains the step's own model on a random batch. What
-    uses the devices happens inside of `alone`.
+    They can't if they run out of memory, or if they draw random numbers on several hosts. There are fewer steps if they take
+    longer than `most_seconds`; over hosts all ranks call this, and make all steps. This trains the step's own model on a
+    random batch. What uses the devices happens inside of `alone`.
     """
-    problem = schedule.problem
-    devices = real_devices(problem.cluster, virtual)
+    problem, placement, order = schedule.problem, schedule.placement, schedule.order
+    over_hosts = len(problem.cluster.host_names) > 1 and is_distributed()
     try:
-        with closing(compile_placement(problem, schedule.placement, schedule.order, captured, devices)) as train_step:
+        compiled = (
+            compile_part(problem, placement, order, captured, virtual=virtual)
+            if over_hosts
+            else compile_placement(problem, placement, order, captured, real_devices(problem.cluster, virtual))
+        )
+        with closing(compiled) as train_step:
             batch, times = random_batch(captured), list[float]()
             with nullcontext() if alone is None else alone:
                 batch = train_step.bring_home(batch)
                 for _ in range(train_step.warm_up_steps):
                     time_step(train_step, batch)
-                while not times or (len(times) < steps and sum(times) < most_seconds):
+                while not times or (len(times) < steps and (over_hosts or sum(times) < most_seconds)):
                     times.append(time_step(train_step, batch)[1])
+    except RandomOnSeveralHosts:
+        return None
     except (RuntimeError, MemoryError) as trouble:
         if not is_out_of_memory(trouble):
             raise

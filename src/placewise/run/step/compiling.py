@@ -11,7 +11,7 @@ import torch
 from placewise import __version__
 from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, as_cluster
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import ExecutionError, RandomOnSeveralHosts
 from placewise.core.graph import digest_of
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import NOWHERE, Problem
@@ -181,7 +181,7 @@ def compile_part(
     )
     if len(drawing) > 1:
         names = " and ".join(hosts.names[rank] for rank in drawing)
-        raise ExecutionError(f"the step draws random numbers on the hosts {names}: place all such ops on one host")
+        raise RandomOnSeveralHosts(f"the step draws random numbers on the hosts {names}: place all such ops on one host")
     if weights is not None:
         fill_own(step.step.model, placed.far, weights)
     backend = _stream_backend(devices)
