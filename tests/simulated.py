@@ -224,10 +224,11 @@ def give_host_waits(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
 
 
 def give_copy_work(rng: np.random.Generator, cluster: dict[str, Any]) -> None:
-    """Lets copies over some links take time of the devices at their ends."""
+    """Lets copies over some links take time of the devices at their ends, and be on their way for a while."""
     for link in [cluster["default_link"], *cluster["links"]]:
         for name in ("source_work", "target_work"):
             if rng.random() < 0.6:
+                link["delay_seconds"] = float(rng.choice([0.0, 0.5, 2.0]))
                 link[name] = {"seconds": float(rng.choice([0.0, 0.25, 1.5])), "bytes_per_second": float(rng.uniform(1, 9))}
 
 

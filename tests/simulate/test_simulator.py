@@ -135,6 +135,22 @@ def test_copies_take_time_of_the_devices_at_both_ends() -> None:
         assert_equal(step, ints(1, 0, 0, 1))
 
 
+def test_copies_that_are_on_their_way_leave_the_channel_to_others() -> None:
+    """op0 and op1 end at 1 s and 2 s on gpu:1; op2 reads both on gpu:0. A copy takes 2 s on the channel, and 4 s more.
+
+    The first copy is on the channel from 1 s to 3 s, the second from 3 s to 5 s, so op2 starts at 9 s.
+    """
+    rows = [takes(1, 0, writes=[0]), takes(1, 1, writes=[1]), takes(1, 2, reads=[0, 1], writes=[2])]
+    graph = graph_data([tensor(f"t{i}", 1) for i in range(3)], rows)
+    cluster = gpus(2)
+    cluster["default_link"]["delay_seconds"] = 4.0
+    step = Step.of(graph, cluster)
+    schedule = Simulator(step.problem, "program").schedule(ints(1, 1, 0))
+    assert schedule.timeline.start.tolist() == [0.0, 1.0, 9.0]
+    assert schedule.timeline.copy_end.tolist() == [7.0, 9.0]
+    assert_equal(step, ints(1, 1, 0))
+
+
 def test_the_random_steps_have_what_they_should() -> None:
     """Of 500 steps, at least 20 have each of the features that the kernels treat separately."""
     counts: Counter[str] = Counter()

@@ -16,6 +16,7 @@ from placewise.cli.shared_options import (
     percent_argument,
     positive_argument,
     seconds_argument,
+    share_argument,
 )
 from placewise.core.errors import InputError, PlacewiseError
 
@@ -36,6 +37,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {  # how argparse reads other options
     "count": {"metavar": "N", "type": count_argument},
     "seconds": {"metavar": "S", "type": seconds_argument},
     "percent": {"metavar": "P", "type": percent_argument},
+    "share": {"metavar": "F", "type": share_argument},
 }
 
 

@@ -65,6 +65,7 @@ class Link:
     host_waits: bool = False  # the host launches a copy only when its tensor is made, and nothing else before
     source_work: CopyWork = NO_WORK  # of the source: it sends, and runs its next op so much later
     target_work: CopyWork = NO_WORK  # of the target: it receives
+    delay_seconds: float = 0.0  # between a copy's end on its channels and its arrival: the next copy is on its way then
 
     @property
     def channels(self) -> tuple[str, ...]:
@@ -150,6 +151,11 @@ class Cluster:
         return self._matrix({pair: link.latency_seconds for pair, link in self._link_of.items()}, 0.0)
 
     @cached_property
+    def delay_seconds(self) -> Floats:
+        """How long what leaves each link's channels is still on its way: [devices, devices]."""
+        return self._matrix({pair: link.delay_seconds for pair, link in self._link_of.items()}, 0.0)
+
+    @cached_property
     def bytes_per_second(self) -> Floats:
         """The bandwidth of each link, infinite within a device: [devices, devices]."""
         return self._matrix({pair: link.bytes_per_second for pair, link in self._link_of.items()}, np.inf)
@@ -230,6 +236,9 @@ class Cluster:
         if self.copy_work.any():
             words.append("work of copies")
             arrays.append(self.copy_work)
+        if self.delay_seconds.any():
+            words.append("delays")
+            arrays.append(self.delay_seconds)
         return digest_of(words, *arrays)
 
     def link(self, source: int, target: int) -> Link:
@@ -297,7 +306,7 @@ def _check(cluster: Cluster) -> None:
         if link.source == link.target:
             _refuse(element, "from and to must be different devices")
         _check_positive(element, bytes_per_second=link.bytes_per_second)
-        _check_not_negative(element, latency_seconds=link.latency_seconds)
+        _check_not_negative(element, latency_seconds=link.latency_seconds, delay_seconds=link.delay_seconds)
         for end, work in (("source_work", link.source_work), ("target_work", link.target_work)):
             _check_not_negative(f"{element}: {end}", seconds=work.seconds)
             if not work.bytes_per_second > 0:

@@ -11,7 +11,7 @@ from placewise.core.errors import ClusterError, one_line
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS, parse_bytes
 from placewise.formats.files import Fields, describe, parse_toml, read_bytes, write_bytes
-from placewise.formats.link_fields import SHARED_FIELDS, read_flag, read_work, shared_fields
+from placewise.formats.link_fields import SHARED_FIELDS, read_flag, read_shared_fields, shared_fields
 
 FORMAT, VERSION = "placewise-cluster", 1
 
@@ -136,9 +136,7 @@ def _link(link: Fields, source: str, target: str) -> Link:
         link.number("bytes_per_second", above_zero=True),
         link.number("latency_seconds"),
         _channel(link) if "channel" in link.given else None,
-        read_flag(link, "host_waits"),
-        read_work(link, "source_work"),
-        read_work(link, "target_work"),
+        **read_shared_fields(link),
     )
 
 

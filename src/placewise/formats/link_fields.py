@@ -7,7 +7,17 @@ import numpy as np
 from placewise.core.cluster import NO_WORK, CopyWork, Link
 from placewise.formats.files import Fields, describe
 
-SHARED_FIELDS = ("host_waits", "source_work", "target_work")
+SHARED_FIELDS = ("host_waits", "source_work", "target_work", "delay_seconds")
+
+
+def read_shared_fields(link: Fields) -> dict[str, Any]:
+    """Returns the arguments of a Link that are in SHARED_FIELDS."""
+    return {
+        "host_waits": read_flag(link, "host_waits"),
+        "source_work": _read_work(link, "source_work"),
+        "target_work": _read_work(link, "target_work"),
+        "delay_seconds": link.number("delay_seconds", 0),
+    }
 
 
 def read_flag(link: Fields, name: str) -> bool:
@@ -18,7 +28,7 @@ def read_flag(link: Fields, name: str) -> bool:
     return given
 
 
-def read_work(link: Fields, name: str) -> CopyWork:
+def _read_work(link: Fields, name: str) -> CopyWork:
     """Returns what is in {seconds = 2e-5, bytes_per_second = 3e9}; each may be left out."""
     if name not in link.given:
         return NO_WORK
@@ -33,4 +43,6 @@ def shared_fields(link: Link) -> dict[str, Any]:
     for name, work in (("source_work", link.source_work), ("target_work", link.target_work)):
         if work != NO_WORK:
             found[name] = {key: float(value) for key, value in work._asdict().items() if np.isfinite(value)}
+    if link.delay_seconds:
+        found["delay_seconds"] = float(link.delay_seconds)
     return found

@@ -8,7 +8,7 @@ from placewise.core.cluster import Link
 from placewise.core.errors import ProfileError
 from placewise.core.profile import CheckedPrediction, Contention, Profile, ProfiledDevice, Timing
 from placewise.formats.files import Fields, read_json, write_bytes
-from placewise.formats.link_fields import SHARED_FIELDS, read_flag, read_work, shared_fields
+from placewise.formats.link_fields import SHARED_FIELDS, read_shared_fields, shared_fields
 
 FORMAT, VERSION = "placewise-profile", 1
 
@@ -87,10 +87,7 @@ def _link(row: Any, element: str, names: list[str]) -> Link:
         target,
         link.number("bytes_per_second", above_zero=True),
         link.number("latency_seconds"),
-        None,
-        read_flag(link, "host_waits"),
-        read_work(link, "source_work"),
-        read_work(link, "target_work"),
+        **read_shared_fields(link),
     )
 
 

@@ -178,6 +178,7 @@ class Network(NamedTuple):
     latency_seconds: float
     source_work: CopyWork = NO_WORK
     target_work: CopyWork = NO_WORK
+    delay_seconds: float = 0.0
 
 
 def join_hosts(
@@ -224,6 +225,7 @@ def link_of_hosts(source: Device, target: Device, network: Network, to_card: Map
         (f"{source.host} sends", f"{target.host} receives"),
         source_work=network.source_work if source.kind == "cpu" else NO_WORK,
         target_work=network.target_work if target.kind == "cpu" else NO_WORK,
+        delay_seconds=network.delay_seconds,
     )
 
 

@@ -97,4 +97,5 @@ def _link(cluster: Cluster, device: Device, whole: Device, other: Device, other_
         cluster.link(source, target).host_waits,
         cluster.link(source, target).source_work,
         cluster.link(source, target).target_work,
+        cluster.link(source, target).delay_seconds,
     )

@@ -9,7 +9,12 @@ from placewise.core.cluster import Cluster, Device, Link
 def with_faster_links(cluster: Cluster, factor: float) -> Cluster:
     """Returns the cluster with links that move bytes this much faster, after a latency that is as much shorter."""
     links = [
-        replace(link, bytes_per_second=link.bytes_per_second * factor, latency_seconds=link.latency_seconds / factor)
+        replace(
+            link,
+            bytes_per_second=link.bytes_per_second * factor,
+            latency_seconds=link.latency_seconds / factor,
+            delay_seconds=link.delay_seconds / factor,
+        )
         for link in cluster.links
     ]
     return replace(cluster, name=f"{cluster.name}, faster links", links=tuple(links))

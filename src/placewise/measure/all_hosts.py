@@ -3,7 +3,7 @@
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -22,7 +22,9 @@ WARM_UP, REPEATS, LARGE_REPEATS, SMALL = 2, 20, 5, 2**16  # the median of the re
 
 WORK_SECONDS = 5e-4  # between a receive and the next send
 
-TAG = 0  # of the messages
+SEVERAL = 8  # copies of the smallest size, which follow each other
+
+ROUNDS = ((1, 1), (SIZES[0], SEVERAL), *((size, 1) for size in SIZES))  # bytes of a copy, and how many
 
 
 def describe_hosts(own: Cluster) -> Cluster:
@@ -63,7 +65,7 @@ def measure_network() -> dict[tuple[int, int], Network]:
         dist.barrier()
         if rank in ends:
             peer = ends[1] if rank == ends[0] else ends[0]
-            found[ends] = [_round_trips(size, rank == ends[0], peer) for size in (1, *SIZES)]
+            found[ends] = [_round_trips(size, count, rank == ends[0], peer) for size, count in ROUNDS]
     everyone: list[dict[tuple[int, int], list[_Round]]] = [{}] * ranks
     dist.all_gather_object(everyone, found)
     return {ends: _network(everyone[ends[0]][ends], everyone[ends[1]][ends]) for ends in permutations(range(ranks), 2)}
@@ -78,45 +80,54 @@ class _Round(NamedTuple):
 
 
 def _network(there: list[_Round], back: list[_Round]) -> Network:
-    """Returns what the rounds with one byte, and with SIZES, on the source and on the target tell of the link.
+    """Returns what ROUNDS on the source and on the target tell of the link.
 
-    An answer takes half of a round with one byte. What a round takes of the processor is a send here and a receive there.
+    An answer takes half of a round with one byte. What a round takes of the processor is a send here and a receive there. Of
+    the latency, what several copies of a round take more than one is what the link is busy for.
     """
-    answer = there[0].seconds / 2
-    latency, speed = fit_line(SIZES, [max(found.seconds - answer, found.seconds / 2) for found in there[1:]])
+    byte, several, *sizes = zip(there, back, strict=True)
+    answer = byte[0].seconds / 2
+    latency, speed = fit_line(SIZES, [max(here.seconds - answer, here.seconds / 2) for here, _ in sizes])
+    busy = (several[0].seconds - sizes[0][0].seconds) / (SEVERAL - 1) - SIZES[0] / speed
+    busy = min(max(busy, 0.0), latency)
     works = []
-    for rounds, other in ((there, there[0].processor - there[0].sending), (back, back[0].sending)):
-        seconds, work_speed = fit_line(SIZES, [found.processor for found in rounds[1:]])
+    for end, other in ((0, byte[0].processor - byte[0].sending), (1, byte[1].sending)):
+        seconds, work_speed = fit_line(SIZES, [found[end].processor for found in sizes])
         works.append(CopyWork(max(seconds - other, 0.0), work_speed))
-    return Network(speed, latency, *works)
+    return Network(speed, busy, works[0], works[1], latency - busy)
 
 
-def _round_trips(size: int, is_source: bool, peer: int) -> _Round:
-    """Returns what it takes until a tensor of some bytes is at the peer, and the answer is here."""
+def _round_trips(size: int, count: int, is_source: bool, peer: int) -> _Round:
+    """Returns what it takes until some tensors of as many bytes are at the peer, and the answer is here."""
     group, rounds, repeats = dist.group.WORLD, list[_Round](), REPEATS if size <= SMALL else LARGE_REPEATS
     assert group is not None
-    there, back = Outgoing(peer, TAG, group, _plainly, "a test"), Incoming(peer, TAG, group, _plainly, torch.empty_strided)
+    sent, received = (count, 1) if is_source else (1, count)
+    there = [Outgoing(peer, tag, group, _plainly, "a test") for tag in range(sent)]
+    back = [Incoming(peer, tag, group, _plainly, torch.empty_strided) for tag in range(received)]
     tensor = torch.zeros(size if is_source else 1, dtype=torch.uint8)
     for number in range(WARM_UP + repeats):
         began, used = time.perf_counter(), time.process_time()
-        if is_source:
-            if number:
-                back.announce()
-        else:
-            back.receive()
-            if number + 1 < WARM_UP + repeats:
-                back.announce()
+        if not is_source:
+            _each(back, Incoming.receive)
+        if (number or not is_source) and (is_source or number + 1 < WARM_UP + repeats):
+            _each(back, Incoming.announce)
         working = time.thread_time()
         _work()
         working, sending = time.thread_time() - working, time.thread_time()
-        there.send(tensor)
+        for outgoing in there:
+            outgoing.send(tensor)
         sending = time.thread_time() - sending
         if is_source:
-            back.receive()
-        there.finish()
+            _each(back, Incoming.receive)
+        _each(there, Outgoing.finish)
         seconds = time.perf_counter() - began - 2 * WORK_SECONDS
         rounds.append(_Round(seconds, time.process_time() - used - working, sending))
     return _Round(*np.median(np.array(rounds[WARM_UP:]), axis=0).tolist())
+
+
+def _each(messages: Iterable[Any], do: Callable[[Any], Any]) -> None:
+    for message in messages:
+        do(message)
 
 
 def _work() -> None:

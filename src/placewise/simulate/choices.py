@@ -38,6 +38,7 @@ class FlatChoices(NamedTuple):
     memory_bytes: Ints  # [devices]
     latency_seconds: Floats  # [devices * devices]
     bytes_per_second: Floats  # [devices * devices]
+    delay_seconds: Floats  # [devices * devices]
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices]
     host_waits: Bools  # [devices * devices]
@@ -194,9 +195,10 @@ def simulate_choice(flat: FlatChoices, devices: Ints, order: Ints, scratch: Scra
                     begin = max(begin, ends[producer[t]])
                 channel, second = flat.channels[link], flat.second_channels[link]
                 begin = max(begin, busy[channel], busy[second])
-                arrivals[place] = arrival_time(begin, nbytes[t], latency[link], bandwidth[link])
-                busy[channel] = arrivals[place]
-                busy[second] = arrivals[place]
+                left = arrival_time(begin, nbytes[t], latency[link], bandwidth[link])
+                arrivals[place] = left + flat.delay_seconds[link]
+                busy[channel] = left
+                busy[second] = left
                 if flat.copies_take_work:
                     take_work(flat, free, there, here, link, nbytes[t])
                 launch_at[place] = position

@@ -60,6 +60,7 @@ class Disturbances:
             op_seconds=op_seconds.reshape(-1),
             latency_seconds=flat.latency_seconds * links,
             bytes_per_second=flat.bytes_per_second / links,
+            delay_seconds=flat.delay_seconds * links,
             dispatch_seconds=flat.dispatch_seconds * slowdown,
             copy_dispatch_seconds=flat.copy_dispatch_seconds * slowdown,
         )

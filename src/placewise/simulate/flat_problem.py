@@ -43,6 +43,7 @@ class FlatProblem(NamedTuple):
     memory_bytes: Ints  # [devices]
     latency_seconds: Floats  # [devices * devices]
     bytes_per_second: Floats  # [devices * devices]
+    delay_seconds: Floats  # [devices * devices]
     channels: Int32s  # [devices * devices]
     second_channels: Int32s  # [devices * devices], the same one again for a link that uses one channel
     host_waits: Bools  # [devices * devices], the host launches a copy over this link when its tensor is made
@@ -125,6 +126,7 @@ def cluster_columns(cluster: Cluster) -> dict[str, Any]:
         "memory_bytes": np.array(cluster.memory_bytes),
         "latency_seconds": np.array(cluster.latency_seconds).reshape(-1),
         "bytes_per_second": np.array(cluster.bytes_per_second).reshape(-1),
+        "delay_seconds": np.array(cluster.delay_seconds).reshape(-1),
         "channels": cluster.channels.astype(np.int32).reshape(-1),
         "second_channels": cluster.second_channels.astype(np.int32).reshape(-1),
         "host_waits": np.array(cluster.host_waits).reshape(-1),

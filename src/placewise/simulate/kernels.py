@@ -140,7 +140,7 @@ def simulate_from(
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     read_storages, copy_bytes, copy_makers = flat.read_storages, flat.copy_bytes, flat.copy_makers
     after_ends, after_ops = flat.after_ends, flat.after_ops
-    latency, bandwidth, host_of = flat.latency_seconds, flat.bytes_per_second, flat.hosts
+    latency, bandwidth, delay, host_of = flat.latency_seconds, flat.bytes_per_second, flat.delay_seconds, flat.hosts
     channels, second_channels, host_waits = flat.channels, flat.second_channels, flat.host_waits
     copies_take_work = flat.copies_take_work
     devices, ends, free, busy, hosts = work.devices, work.ends, work.free, work.busy, work.hosts
@@ -181,11 +181,12 @@ def simulate_from(
                         begin = max(begin, ends[maker])
                     channel, second = channels[link], second_channels[link]
                     begin = max(begin, busy[channel], busy[second])
-                    arrival = arrival_time(begin, copy_bytes[copy], latency[link], bandwidth[link])
+                    left = arrival_time(begin, copy_bytes[copy], latency[link], bandwidth[link])
+                    arrival = left + delay[link]
                     launch_at[place] = position - num_ops
                     arrivals[place] = arrival
-                    busy[channel] = arrival
-                    busy[second] = arrival
+                    busy[channel] = left
+                    busy[second] = left
                     if copies_take_work:
                         take_work(flat, free, there, here, link, copy_bytes[copy])
                     launched[num_copies] = place

@@ -27,7 +27,7 @@ def longest_step_seconds(problem: Problem) -> float:
     num_copies = np.minimum(num_readers, problem.num_devices - 1)  # [tensors]
     links = np.unique(np.stack([cluster.latency_seconds.ravel(), cluster.bytes_per_second.ravel()]), axis=1)
     nbytes = _most_bytes(problem.graph)[tensors]
-    slowest_copy = copy_seconds(nbytes[:, None], *links).max(axis=1, initial=0.0)
+    slowest_copy = copy_seconds(nbytes[:, None], *links).max(axis=1, initial=0.0) + cluster.delay_seconds.max()
     fixed, per_byte, fixed_there, per_byte_there = cluster.copy_work.max(axis=(1, 2))
     slowest_copy += fixed + fixed_there + nbytes * (per_byte + per_byte_there)
     launches_per_copy = min(len(cluster.host_names), 2)

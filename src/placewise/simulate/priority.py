@@ -84,7 +84,7 @@ def remaining_paths(flat: FlatProblem, waits: Dependencies, devices: Any, path: 
                 way = length
                 if there != here:
                     link = there * num_devices + here
-                    way += arrival_time(0.0, value_bytes[value], latency[link], bandwidth[link])
+                    way += arrival_time(0.0, value_bytes[value], latency[link], bandwidth[link]) + flat.delay_seconds[link]
                 path[maker] = max(path[maker], way)
 
 
@@ -147,7 +147,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
     num_devices, num_ops = flat.num_devices, len(flat.op_groups)
     op_groups, op_seconds = flat.op_groups, flat.op_seconds
     channels, second_channels = flat.channels, flat.second_channels
-    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
+    latency, bandwidth, delay = flat.latency_seconds, flat.bytes_per_second, flat.delay_seconds
     value_groups, value_bytes = waits.value_groups, waits.value_bytes
     reader_ends, readers, output_ends, outputs = waits.reader_ends, waits.readers, waits.output_ends, waits.outputs
     follower_ends, followers, residents = waits.follower_ends, waits.followers, waits.residents
@@ -188,10 +188,11 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                     if arrival < 0.0:
                         link = there * num_devices + here
                         begin = max(now, busy[channels[link]], busy[second_channels[link]])
-                        arrival = arrival_time(begin, value_bytes[value], latency[link], bandwidth[link])
+                        left = arrival_time(begin, value_bytes[value], latency[link], bandwidth[link])
+                        arrival = left + delay[link]
                         arrivals[place] = arrival
-                        busy[channels[link]] = arrival
-                        busy[second_channels[link]] = arrival
+                        busy[channels[link]] = left
+                        busy[second_channels[link]] = left
                         launched[num_copies] = place
                         num_copies += 1
                     arrived[n] = max(arrived[n], arrival)

@@ -56,6 +56,16 @@ def links_with_host_waits(cluster: Any) -> set[tuple[str, str]]:
     return found
 
 
+def delays(cluster: Any) -> dict[tuple[str, str], float]:
+    """Returns {(source, target): seconds that a copy is still on its way when its channels are free}, by device name."""
+    names = [d["name"] for d in cluster["devices"]]
+    found = {(a, b): cluster.get("default_link", {}).get("delay_seconds", 0.0) for a in names for b in names}
+    for link in cluster.get("links", []):
+        for ends in [(link["from"], link["to"])] + ([(link["to"], link["from"])] if link.get("both", False) else []):
+            found[ends] = link.get("delay_seconds", 0.0)
+    return found
+
+
 def work_of_copies(cluster: Any) -> dict[tuple[str, str], tuple[Any, Any]]:
     """Returns {(source, target): what a copy takes of the source's own time, and of the target's}, by device name."""
     names = [d["name"] for d in cluster["devices"]]
@@ -98,7 +108,7 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
     ops, tensors = graph["ops"], graph["tensors"]
     devices = {d["name"]: d for d in cluster["devices"]}
     link_of, dispatch = links(cluster), cluster.get("dispatch_seconds", 0.0)
-    awaited, work_of = links_with_host_waits(cluster), work_of_copies(cluster)
+    awaited, work_of, delay = links_with_host_waits(cluster), work_of_copies(cluster), delays(cluster)
     device_of: list[Any] = [placement[op["group"]] for op in ops]
     order = [n for n in (range(len(ops)) if order is None else order) if device_of[n] is not None]
     producer = {t: n for n, op in enumerate(ops) for t in op["writes"]}
@@ -147,9 +157,10 @@ def simulate(graph: Any, cluster: Any, placement: Any, order: list[int] | None =
                     host[h] += cluster.get("copy_dispatch_seconds", dispatch)
                 queues = [channel_free.get(channel, 0.0) for channel in channels]
                 begin = max(ready[t, there], *(host[h] for h in launching), *queues)
-                ready[t, here] = begin + latency + tensors[t]["nbytes"] / bandwidth
+                left = begin + latency + tensors[t]["nbytes"] / bandwidth
+                ready[t, here] = left + delay[there, here]
                 for channel in channels:
-                    channel_free[channel] = ready[t, here]
+                    channel_free[channel] = left
                 for end_of_link, work in zip((there, here), work_of[there, here], strict=True):
                     device_free[end_of_link] += seconds_of_work(work, tensors[t]["nbytes"])
                 copies.append({"tensor": t, "from": there, "to": here, "start": begin, "end": ready[t, here], "for": n})

@@ -108,12 +108,13 @@ def _timeline(flat: FlatProblem, order: Int32s, work: Workspace) -> Timeline:
                     if busy[channel] > leaves:
                         leaves, reason, cause = busy[channel], CHANNEL, last_copy[channel]
                 latency, bandwidth = flat.latency_seconds[link], flat.bytes_per_second[link]
-                arrives = arrival_time(leaves, flat.copy_bytes[tensor], latency, bandwidth)
+                left = arrival_time(leaves, flat.copy_bytes[tensor], latency, bandwidth)
+                arrives = left + flat.delay_seconds[link]
                 copy_tensor[copy], copy_source[copy], copy_target[copy], copy_reader[copy] = tensor, there, here, n
                 copy_start[copy], copy_end[copy] = leaves, arrives
                 copy_wait[copy], copy_wait_for[copy] = (reason, cause) if leaves > 0.0 else (NOTHING, -1)
                 for channel in (flat.channels[link], flat.second_channels[link]):
-                    busy[channel], last_copy[channel] = arrives, copy
+                    busy[channel], last_copy[channel] = left, copy
                 if flat.copies_take_work:
                     take_work(flat, free, there, here, link, flat.copy_bytes[tensor])
             if copy_end[copy] > begin:

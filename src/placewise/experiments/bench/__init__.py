@@ -33,7 +33,8 @@ Kind = Literal[  # what an option takes
     "positive",  # a whole number above 0
     "count",  # a whole number, 0 too
     "seconds",
-    "percent",  # a share
+    "percent",  # a share below a half
+    "share",  # from 0 to 1
     "flag",
     "file",  # that is written
     "folder",  # that is written into

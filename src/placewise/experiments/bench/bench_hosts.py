@@ -56,7 +56,7 @@ class OverHosts(Benchmark):
     models: tuple[str, ...] = option("models", "of predictions and plans, instead of the usual four", default=())
     steps: int = option("positive", "that are measured of each placement", default=10)
     seconds: float = option("seconds", "of a search by auto", default=20.0)
-    share: float = option("percent", "of a core that the second host gets (needs cgroups), in pipelining", default=1.0)
+    share: float = option("share", "of a core that the second host gets (needs cgroups), in pipelining", default=1.0)
     delay: float = option("seconds", "that a packet takes from host to host, with --rates", default=0.0)
 
     def run(self) -> Findings:

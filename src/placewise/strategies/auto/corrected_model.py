@@ -85,6 +85,7 @@ def _scaled(problem: Problem, factors: dict[str, float]) -> Problem:
             link,
             bytes_per_second=link.bytes_per_second / factors["copy"],
             latency_seconds=link.latency_seconds * factors["copy"],
+            delay_seconds=link.delay_seconds * factors["copy"],
         )
         for link in problem.cluster.links
     )

@@ -339,7 +339,7 @@ def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float,
     read_ends, read_groups, read_copies = flat.read_ends, flat.read_groups, flat.read_copies
     copy_bytes, copy_makers = flat.copy_bytes, flat.copy_makers
     after_ends, after_ops = flat.after_ends, flat.after_ops
-    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
+    latency, bandwidth, delay = flat.latency_seconds, flat.bytes_per_second, flat.delay_seconds
     latest, copy_latest, next_free, launch_at = trail.latest, trail.copy_latest, trail.next_free, trail.launch_at
     latest[:] = seconds
     next_free[:] = seconds
@@ -363,7 +363,7 @@ def _find_latest(flat: FlatProblem, order: Int32s, devices: Any, seconds: float,
                 if launch_at[place] == position:
                     link = there * num_devices + here
                     channel, second = num_devices + channels[link], num_devices + second_channels[link]
-                    end = min(copy_latest[place], next_free[channel], next_free[second])
+                    end = min(copy_latest[place] - delay[link], next_free[channel], next_free[second])
                     begin = departure_time(end, copy_bytes[copy], latency[link], bandwidth[link])
                     next_free[channel] = begin
                     next_free[second] = begin

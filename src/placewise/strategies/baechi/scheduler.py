@@ -357,6 +357,7 @@ def _inputs_ready(case: Case, state: State, n: int, device: int, busy: Floats, k
                 arrival = max(made, busy[channel], busy[second]) + seconds
                 busy[channel] = arrival
                 busy[second] = arrival
+                arrival += flat.delay_seconds[link]
             if keep:
                 state.arrivals[value * flat.num_devices + device] = arrival
         ready = max(ready, arrival)

@@ -395,8 +395,9 @@ class ConstraintProgram:
                 units = self._units(float(seconds[a, copy.target]))
                 for channel in self._channels(a, copy.target):
                     by_channel[channel].append((copy, [made, at_home], units))
+                delay = self._units(float(cluster.delay_seconds[a, copy.target]))
                 for reader in readers:
-                    self.logic.imply([made, at_home, reader.reads], self.start[reader.op] >= start + units)
+                    self.logic.imply([made, at_home, reader.reads], self.start[reader.op] >= start + units + delay)
         for channel in sorted(by_channel):
             for (one, ones, one_units), (other, others, other_units) in combinations(by_channel[channel], 2):
                 if one != other:

@@ -44,7 +44,7 @@ def build_tasks(problem: Problem) -> Tasks:
         output_ends=np.array(outputs.offsets),
         output_ops=targets[outputs.values],
         output_bytes=nbytes[outputs.values],
-        latency_seconds=np.array(problem.cluster.latency_seconds),
+        latency_seconds=problem.cluster.latency_seconds + problem.cluster.delay_seconds,
         bytes_per_second=np.array(problem.cluster.bytes_per_second),
     )
 
@@ -79,7 +79,7 @@ def mean_copy_seconds(problem: Problem, nbytes: Floats, devices: Bools) -> Float
     pairs = np.outer(devices, devices) & ~np.eye(problem.num_devices, dtype=np.bool_)
     if not pairs.any():
         return np.zeros(len(nbytes))
-    latency = problem.cluster.latency_seconds[pairs].mean()
+    latency = (problem.cluster.latency_seconds + problem.cluster.delay_seconds)[pairs].mean()
     bandwidth = problem.cluster.bytes_per_second[pairs].mean()
     return np.where(nbytes < 0, 0.0, copy_seconds(np.maximum(nbytes, 0.0), latency, bandwidth))
 
