@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster") -> None:
     """Runs this rank's part of the plan; rank 0 prints."""
-    for option in ("trace", "cuda_graphs", "profile"):
+    for option in ("trace", "cuda_graphs"):
         if getattr(options, option):
             raise InputError(f"--{option.replace('_', '-')} can't be used over several hosts")
     from placewise.measure.random_batch import load_with_deferred_weights, random_batch

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from placewise.core.cluster import Cluster, CopyWork
 from placewise.machines.composed import Network, join_hosts
 from placewise.measure.links import fit_line
-from placewise.run.backends.rank_messages import Incoming, Outgoing, let_senders_run_first
+from placewise.run.backends.rank_messages import Incoming, Outgoing, let_senders_run_first, new_tag
 
 SIZES = (2**10, 2**16, 2**20, 2**22)  # bytes of the copies that a link is measured by
 
@@ -60,12 +60,13 @@ def measure_network() -> dict[tuple[int, int], Network]:
     """
     let_senders_run_first()
     ranks, rank = dist.get_world_size(), dist.get_rank()
+    tags = [new_tag() for _ in range(SEVERAL)]
     found: dict[tuple[int, int], list[_Round]] = {}
     for ends in permutations(range(ranks), 2):
         dist.barrier()
         if rank in ends:
             peer = ends[1] if rank == ends[0] else ends[0]
-            found[ends] = [_round_trips(size, count, rank == ends[0], peer) for size, count in ROUNDS]
+            found[ends] = [_round_trips(size, tags[:count], rank == ends[0], peer) for size, count in ROUNDS]
     everyone: list[dict[tuple[int, int], list[_Round]]] = [{}] * ranks
     dist.all_gather_object(everyone, found)
     return {ends: _network(everyone[ends[0]][ends], everyone[ends[1]][ends]) for ends in permutations(range(ranks), 2)}
@@ -97,13 +98,13 @@ def _network(there: list[_Round], back: list[_Round]) -> Network:
     return Network(speed, busy, works[0], works[1], latency - busy)
 
 
-def _round_trips(size: int, count: int, is_source: bool, peer: int) -> _Round:
-    """Returns what it takes until some tensors of as many bytes are at the peer, and the answer is here."""
+def _round_trips(size: int, tags: list[int], is_source: bool, peer: int) -> _Round:
+    """Returns what it takes until a tensor of this size for each tag is at the peer, and the answer is here."""
     group, rounds, repeats = dist.group.WORLD, list[_Round](), REPEATS if size <= SMALL else LARGE_REPEATS
     assert group is not None
-    sent, received = (count, 1) if is_source else (1, count)
-    there = [Outgoing(peer, tag, group, _plainly, "a test") for tag in range(sent)]
-    back = [Incoming(peer, tag, group, _plainly, torch.empty_strided) for tag in range(received)]
+    sent, received = (tags, tags[:1]) if is_source else (tags[:1], tags)
+    there = [Outgoing(peer, tag, group, _plainly, "a test") for tag in sent]
+    back = [Incoming(peer, tag, group, _plainly, torch.empty_strided) for tag in received]
     tensor = torch.zeros(size if is_source else 1, dtype=torch.uint8)
     for number in range(WARM_UP + repeats):
         began, used = time.perf_counter(), time.process_time()

@@ -42,10 +42,14 @@ from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ExecutionError
 from placewise.core.problem import Problem
+from placewise.formats.profile_file import format_profile
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.all_hosts import describe_hosts
+from placewise.measure.prediction_checks import check_predictions
+from placewise.measure.profile_of_hosts import profile_hosts
+from placewise.measure.profiler import apply_profile
 from placewise.run import backends
 from placewise.run.deferred_weights import DeferredWeights
 from placewise.run.lower.lowering import lower
@@ -165,6 +169,23 @@ def expect_description(ranks: int) -> None:
     assert len({*found.host_names}) == len(found.devices) == ranks
     assert len(found.links) == ranks * (ranks - 1)
     assert all(link.bytes_per_second > 0 and link.latency_seconds >= 0 for link in found.links)
+
+
+def expect_profile(ranks: int) -> None:
+    """Asserts that all ranks get one profile with all devices, ops and links, whose predictions are then checked."""
+    step, cluster = capture_step(random_network(7)), hosts_cluster(ranks)
+    profile = profile_hosts(step, cluster, runs_step=True).profile
+    graph, measured = apply_profile(step, cluster, profile)
+    assert sorted(graph.ops.seconds) == sorted(cluster.device_names)
+    assert not np.isnan(np.stack(list(graph.ops.seconds.values()))).any()
+    assert len({device.part_of for device in profile.devices}) == ranks
+    assert {(link.source, link.target) for link in profile.links} == {(link.source, link.target) for link in cluster.links}
+    assert measured.link(0, len(kinds)).source_work.bytes_per_second < np.inf
+    checked = check_predictions(step, cluster, profile)
+    assert len(checked.checks) >= 2
+    everyone = [""] * ranks
+    dist.all_gather_object(everyone, format_profile(profile))
+    assert len({*everyone}) == 1
 
 
 def expect_refusal(words: str, problem: Problem, placement: Ints, order: Ints, step: CapturedStep) -> None:
@@ -292,6 +313,8 @@ def main() -> None:
         soak(options.steps, ranks)
     expect_refusals(rank, ranks)
     expect_description(ranks)
+    if not options.stand_in:
+        expect_profile(ranks)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank}: {options.networks} networks like eager")

@@ -25,7 +25,7 @@ from placewise.core.errors import ExecutionError
 from placewise.machines.detect import processors
 from placewise.machines.slices import Cut
 from placewise.run.backends import VISIBLE
-from placewise.run.backends.rank_messages import Exchange, Inbox, Incoming, Outgoing, let_senders_run_first
+from placewise.run.backends.rank_messages import Exchange, Inbox, Incoming, Outgoing, let_senders_run_first, new_tag
 from placewise.run.devices import RealDevice, real_devices
 from placewise.run.lower.instructions import CopyTensor, Instructions
 from placewise.run.lower.rank_part import part_of
@@ -42,8 +42,6 @@ MAX_PORT = 2**16 - 1
 REASON = "reason"  # of the first failure, in the store
 
 _numbers = itertools.count()  # of the compiled steps, which all ranks make in the same order
-
-_tags = itertools.count()  # of what all compiled steps send
 
 
 class Hosts:
@@ -64,7 +62,7 @@ class Hosts:
         self._tags: dict[CopyTensor, int] = {}
         self._outgoing: dict[CopyTensor, Outgoing] = {}
         self._inboxes: dict[int, Inbox] = {}  # by device
-        self._exchange = Exchange(self.rank, len(self.names), next(_tags), self._group, self._failures.guarded)
+        self._exchange = Exchange(self.rank, len(self.names), new_tag(), self._group, self._failures.guarded)
         weakref.finalize(self, self._presence.stop.set)
 
     def agree(self, facts: dict[str, str]) -> None:
@@ -103,7 +101,7 @@ class Hosts:
     def part_of(self, whole: Instructions) -> Instructions:
         """Returns this rank's part of the instructions; copies between ranks get numbers that all ranks agree on."""
         crossing = [copy for copy in whole.sequence if isinstance(copy, CopyTensor) and self._crosses(copy)]
-        self._tags = {copy: next(_tags) for copy in crossing}
+        self._tags = {copy: new_tag() for copy in crossing}
         return part_of(whole, self.ranks, self.rank)
 
     def _crosses(self, copy: CopyTensor) -> bool:

@@ -8,6 +8,7 @@ A message is found by its tag, so the order of sends does not matter. Waits only
 share, so the earliest copy that is not done can always go on.
 """
 
+import itertools
 import json
 import math
 import os
@@ -35,6 +36,14 @@ GLOO_THREADS = "gloo_tcp"  # what their names begin with
 ALIGNMENT = 16  # bytes, of the parts of a message
 
 Guard = Callable[[int | None, Callable[[], Any]], Any]  # communicates; turns a failure into one that names the rank
+
+
+_tags = itertools.count()
+
+
+def new_tag() -> int:
+    """Returns a tag that no other messages have; all ranks ask in the same order."""
+    return next(_tags)
 
 
 def let_senders_run_first() -> None:
