@@ -16,7 +16,7 @@ from command_line import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placewise.core.cluster import Cluster, Device, Link
+from placewise.core.cluster import Cluster, CopyWork, Device, Link
 from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES
 from placewise.core.quantities import BYTE_UNITS
@@ -48,8 +48,19 @@ def clusters(draw: st.DrawFn) -> Cluster:
         for name in names
     )
     channels: st.SearchStrategy[Any] = st.none() | st.sampled_from(["", "bus", "a->b", ("a card", "b card"), ("bus",)])
+    works = st.builds(CopyWork, st.floats(0, 10), POSITIVE | st.just(np.inf))
     links = [
-        Link(a, b, draw(POSITIVE), draw(st.floats(0, 10)), draw(channels), draw(st.booleans()))
+        Link(
+            a,
+            b,
+            draw(POSITIVE),
+            draw(st.floats(0, 10)),
+            draw(channels),
+            draw(st.booleans()),
+            draw(works),
+            draw(works),
+            draw(st.floats(0, 9)),
+        )
         for a in names
         for b in names
         if a != b
@@ -150,6 +161,8 @@ bytes_per_second = 1e6
 latency_seconds = 1e-3
 both = true
 channel = "bus"
+delay_seconds = 1e-4
+source_work = {seconds = 1e-5, bytes_per_second = 1e9}
 """
 DEFAULT_LINK = "\n[default_link]\nbytes_per_second = 1e6\nlatency_seconds = 1e-3\n"
 WRONG_TEXT = ("7", "0.5", "true", "[]", "{}", "1979-05-27")
@@ -171,6 +184,8 @@ LINES: dict[str, tuple[str, tuple[str, ...]]] = {  # a line of the file: its ele
     "latency_seconds = 1e-3": ("links[0]", WRONG_NUMBER),
     "both = true": ("links[0]", ('"yes"', "1", "0", "[]", "{}")),
     'channel = "bus"': ("links[0]", WRONG_TEXT),
+    "delay_seconds = 1e-4": ("links[0]", WRONG_NUMBER),
+    "source_work = {seconds = 1e-5, bytes_per_second = 1e9}": ("links[0]", ()),
 }
 MEMORIES = (
     *("12 parsecs", "GiB", "1.5", "nanGiB", "infGiB", "-infTB", "1e400GiB", "12 gib", "12GiB ", "1,5GiB", ""),
@@ -185,6 +200,9 @@ def line(old: str, new: str) -> str:
     return GOOD.replace(f"\n{old}\n", f"\n{new}\n", 1)
 
 
+MAY_BE_LEFT_OUT = ("overhead_seconds", "both", "channel", "delay_seconds", "source_work")
+
+
 def wrong_fields() -> Broken:
     cases: Broken = {}
     for whole, (element, values) in LINES.items():
@@ -193,7 +211,7 @@ def wrong_fields() -> Broken:
             cases[f"{whole} -> {value[:12]}"] = (line(whole, f"{field} = {value}"), (element, f"{field} must be"))
     for whole, (element, _) in LINES.items():
         field = whole.partition(" =")[0]
-        if element.startswith(("devices", "links")) and field not in ("overhead_seconds", "both", "channel", "host_waits"):
+        if element.startswith(("devices", "links")) and field not in MAY_BE_LEFT_OUT:
             cases[f"no {whole}"] = (line(whole, ""), (element, f"needs the field {field!r}"))
     for memory in MEMORIES:
         fragments = ("devices[0] 'gpu:0'", "memory must be bytes or text like '12GiB'")
@@ -202,7 +220,14 @@ def wrong_fields() -> Broken:
 
 
 NO_TOML, GPU_0 = ("is not TOML",), "devices[0] 'gpu:0'"
+WORK = "source_work = {seconds = 1e-5, bytes_per_second = 1e9}"
 SPECIAL: Broken = {
+    "work is a number": (line(WORK, "source_work = 1e-5"), ("links[0]: source_work", "must be a dict, got 1e-05")),
+    "negative work": (
+        line(WORK, "source_work = {seconds = -1}"),
+        ("links[0]: source_work", "seconds must be"),
+    ),
+    "work of nothing": (line(WORK, "target_work = {byte = 1}"), ("links[0]: target_work", "unknown field 'byte'")),
     "negative memory": (line('memory = "1MiB"', 'memory = "-1GiB"'), ("device 'gpu:0'", "memory must be at least 0")),
     "negative bytes": (line('memory = "1MiB"', 'memory = "-4096"'), ("device 'gpu:0'", "memory must be at least 0")),
     "too much memory": (line('memory = "1MiB"', 'memory = "1e30GiB"'), ("device 'gpu:0'", "at most 2**62 bytes")),

@@ -181,8 +181,16 @@ def format_cluster(cluster: Cluster) -> str:
         if link.channel is not None:
             fields["channel"] = link.channel if isinstance(link.channel, str) else list(link.channel)
         fields |= shared_fields(link)
-        sections.append(f"[[links]]\n{tomli_w.dumps(fields)}")
+        tables = {name: value for name, value in fields.items() if isinstance(value, dict)}
+        rest = {name: value for name, value in fields.items() if name not in tables}
+        lines = "".join(f"{name} = {_inline(table)}\n" for name, table in tables.items())
+        sections.append(f"[[links]]\n{tomli_w.dumps(rest)}{lines}")
     return "\n".join(sections)
+
+
+def _inline(table: dict[str, float]) -> str:
+    """Returns numbers as a table on one line, which tomli_w would write as a section of its own."""
+    return f"{{{', '.join(f'{name} = {value!r}' for name, value in table.items())}}}"
 
 
 def _flops_text(device: Device) -> str:

@@ -202,10 +202,11 @@ def _limits(schedule: Schedule) -> str:
     busy = f"{cluster.device_names[busiest]} is busy {schedule.busy_seconds[busiest] / step:.0%} of the step"
     if len(schedule.copy_tensors):
         t = schedule.timeline
+        on_channel = t.copy_end - t.copy_start - cluster.delay_seconds[t.copy_source, t.copy_target]
         times = np.zeros(len(cluster.channel_names))
         for channel in range(len(times)):
             uses = (cluster.channels == channel) | (cluster.second_channels == channel)  # [devices, devices]
-            times[channel] = (t.copy_end - t.copy_start)[uses[t.copy_source, t.copy_target]].sum()
+            times[channel] = on_channel[uses[t.copy_source, t.copy_target]].sum()
         busy += f", channel {cluster.channel_names[int(times.argmax())]} {times.max() / step:.0%}"
     parts = [f"critical path: {path}", busy]
     for device, peak in zip(cluster.devices, schedule.peak_bytes.tolist(), strict=True):

@@ -106,8 +106,10 @@ class Schedule:
             why, what = int(waits[leg.number]), int(waits_for[leg.number])
             if why in (DEVICE, AFTER, MAKER):
                 legs.append(self._op(what))
-            elif why in (COPY, CHANNEL):
+            elif why == COPY:
                 legs.append(self._copy(what))
+            elif why == CHANNEL:  # which the copy before it had left, but it may still have been on its way
+                legs.append(self._copy(what)._replace(end=leg.start))
             else:
                 if why == HOST:
                     legs.append(Leg("host", -1, 0.0 if what < 0 else float(t.end[what]), leg.start))
