@@ -148,6 +148,7 @@ def _run_ranks(settings: dict[str, Any], rate: int | None, delay: float) -> Rows
         finally:
             for process in ranks:
                 process.kill()
+                process.wait()  # its control group can be removed then
         if any(codes):
             raise PlacewiseError(f"a rank ended with {next(filter(None, codes))}: see its own message")
         found: Rows = json.loads(output.read_text())
