@@ -9,8 +9,15 @@ import pytest
 import torch
 from small_steps import signatures_of, two_cpus, words_step
 
+from placewise.core.profile import Timing
 from placewise.measure import ops_in_steps
-from placewise.measure.ops_in_steps import STEPS, launched_op_seconds, op_timings_in_steps, traced_op_seconds
+from placewise.measure.ops_in_steps import (
+    STEPS,
+    launched_op_seconds,
+    op_timings_in_steps,
+    timings_of_steps,
+    traced_op_seconds,
+)
 from placewise.measure.profiler import measure_profile
 from placewise.run.devices import real_devices
 from placewise.run.lower.instructions import RunOp
@@ -41,6 +48,17 @@ def test_an_op_takes_until_the_next_one_starts_and_all_of_them_a_step() -> None:
     train_step: Any = SimpleNamespace(placed=placed, trace=lambda batch: trace)
     assert traced_op_seconds(train_step, None, 5.5) == {7: 2.5, 8: 1.5, 9: 2.0}
     assert traced_op_seconds(train_step, None, 8.0) == {7: 3.0, 8: 2.0, 9: 2.0}
+
+
+def test_what_stalls_an_op_now_and_then_is_part_of_all() -> None:
+    """In three steps a takes 1 s, two ops b take 2 s each but for one stall of 8 s: medians of 1 s and 2 s, 5 s together.
+
+    A step takes 7.5 s, because another op is stalled in most of them: all take half as much again. A step of 4 s
+    takes nothing off.
+    """
+    found = {"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0, 8.0, 2.0, 2.0]}
+    assert timings_of_steps(found, 3, 7.5) == {"a": Timing(1.5, 3), "b": Timing(3.0, 6)}
+    assert timings_of_steps(found, 3, 4.0) == {"a": Timing(1.0, 3), "b": Timing(2.0, 6)}
 
 
 def test_the_ops_of_a_row_share_its_time_by_bytes() -> None:

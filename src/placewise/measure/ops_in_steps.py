@@ -4,7 +4,7 @@ On a GPU updates also go out in rows, many with one launch; the time of a row be
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -78,7 +78,8 @@ def op_timings_in_steps(
 ) -> dict[str, Timing]:
     """Returns the times of ops in whole steps on a CPU device, by signature [ops]; none if that has too little memory.
 
-    An op's time lasts until the next one starts, because the tensors that it was the last to read are freed after it.
+    An op's time lasts until the next one starts, because the tensors that it was the last to read are freed after it. All
+    together take a whole step: what stalls any op now and then, such as a limit of the processor's time, no op's median has.
     """
     with _step_on(captured, device, real) as train_step:
         batch = train_step.bring_home(random_batch(captured))
@@ -89,8 +90,16 @@ def op_timings_in_steps(
             for op, seconds in traced_op_seconds(train_step, batch, step_seconds).items():
                 found.setdefault(signatures[op], []).append(seconds)
             count += 1
-        return {signature: Timing.of(times) for signature, times in found.items()}
+        return timings_of_steps(found, count, step_seconds)
     return {}
+
+
+def timings_of_steps(found: Mapping[str, Sequence[float]], num_steps: int, step_seconds: float) -> dict[str, Timing]:
+    """Returns the median time of each signature, from its times in some steps; all ops together take a whole step."""
+    timings = {signature: Timing.of(times) for signature, times in found.items()}
+    together = sum(timing.seconds * timing.count / num_steps for timing in timings.values())
+    stretch = max(step_seconds / together, 1.0) if together else 1.0
+    return {signature: replace(timing, seconds=timing.seconds * stretch) for signature, timing in timings.items()}
 
 
 def traced_op_seconds(train_step: TrainStep, batch: Any, step_seconds: float) -> dict[int, float]:
