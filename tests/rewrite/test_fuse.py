@@ -164,6 +164,35 @@ def test_a_model_of_everything_has_eagers_bits(options: bool) -> None:
     assert_fused_like_eager(build, nn.CrossEntropyLoss(), token_batches(count=2), 2, 3, options=options)
 
 
+class Counting(torch.optim.Optimizer):
+    """Multiplies the gradient by a counter, increases it, and divides by it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["step"] = torch.tensor(1.0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            counter = self.state[parameter]["step"]
+            scaled = parameter.grad * counter
+            counter += 1
+            parameter.add_(scaled / counter, alpha=-0.1)
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_ops_between_which_the_host_changes_a_number_are_not_one() -> None:
+    """Multiplying and dividing in one op would read the counter once, and the gradient would stay as it is."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        return model, Counting(model.parameters())
+
+    assert_fused_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4))] * 3, 1, 0)
+
+
 # --- what is made again, and layouts ---
 
 

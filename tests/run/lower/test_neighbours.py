@@ -1,7 +1,9 @@
 """Updates in rows: what one call launches, in an order that raises no peak and has the same bits."""
 
 import dis
-from typing import Any
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -85,6 +87,15 @@ def test_adam_of_all_parameters_is_one_row_for_each_of_its_ops() -> None:
 def test_fused_updates_are_one_row() -> None:
     step = placed(captured("adamw-fused"), 0, 1, shuffled=False)
     assert [len(row) for row in rows_of(step)] == [6]
+
+
+def test_an_update_that_another_queue_waits_for_ends_its_row() -> None:
+    """Six updates, and a queue that waits for the second: it must not have to wait for the other four."""
+    step = placed(captured("adamw-fused"), 0, 1, shuffled=False)
+    ((_, second, *_),) = rows_of(step)
+    waits = replace(step.waits, awaited=frozenset({second}))
+    awaited = cast(PlacedStep, SimpleNamespace(resolved=step.resolved, instructions=step.instructions, waits=waits))
+    assert [len(row) for row in rows_of(awaited)] == [2, 4]
 
 
 def test_a_row_has_only_as_many_temporary_results_as_fit_below_the_peak() -> None:
