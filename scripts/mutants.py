@@ -2,22 +2,27 @@
 
     python scripts/mutants.py                 all of them; a survivor is a bug that no test notices
     python scripts/mutants.py --only kernels  those with this word in their file's name or their line
+    python scripts/mutants.py --part 2/5      the second of five parts that together are all of them
 
 A mutant is a line that is searched for and what replaces it. One that no longer applies says so, and a test notices.
 """
 
 import argparse
+import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
-MOST_SECONDS = 600.0  # of the tests of one mutant; a hang is noticed, too
+MOST_SECONDS = 600.0  # of the tests of one mutant
+
+HANG_SECONDS, HANG_TIMES = 60.0, 5  # tests that take this and so many times as long as without a bug hang: it is caught
 
 
 class Mutant(NamedTuple):
@@ -254,8 +259,11 @@ def applied(mutant: Mutant, root: Path) -> str:
     return text.replace(mutant.old, mutant.new)
 
 
-def survives(mutant: Mutant, copy: Path) -> bool:
-    """Plants a bug in a copy of the tree and returns whether its tests still pass; the copy is as before afterwards."""
+def survives(mutant: Mutant, copy: Path, most_seconds: float = MOST_SECONDS) -> bool:
+    """Plants a bug in a copy of the tree and returns whether its tests still pass, in at most so many seconds.
+
+    The copy is as before afterwards.
+    """
     path = copy / "src/placewise" / mutant.file
     whole = path.read_bytes()
     path.write_text(applied(mutant, copy), "utf-8")
@@ -264,7 +272,7 @@ def survives(mutant: Mutant, copy: Path) -> bool:
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "NUMBA_CACHE_DIR": cache}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests.split()]
     try:
-        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=MOST_SECONDS, check=False)
+        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=most_seconds, check=False)
         if ended.returncode not in (0, 1):
             raise RuntimeError(f"pytest ended with {ended.returncode}: {ended.stdout.decode()[-500:]}")
         return ended.returncode == 0
@@ -280,20 +288,25 @@ def main() -> int:
     parser.add_argument(
         "--only", metavar="WORD", default="", help="only mutants with this word in their file's name or their line"
     )
-    word = parser.parse_args().only
-    chosen = [mutant for mutant in MUTANTS if word in mutant.file or word in mutant.old]
+    parser.add_argument("--part", metavar="K/N", default="1/1", help="only one of so many parts, as in 2/5")
+    options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.file or options.only in mutant.old][part - 1 :: parts]
     failed = []
     with tempfile.TemporaryDirectory(prefix="placewise-mutants-") as folder:
         copy = Path(folder) / "tree"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "site", "demo", "*.nb[ic]"))
-        pass_when_whole: dict[str, bool] = {}
+        whole_seconds: dict[str, float] = {}  # of the tests without a bug; inf: they fail
         for mutant in chosen:
             try:
-                if mutant.tests not in pass_when_whole:
-                    pass_when_whole[mutant.tests] = survives(Mutant("__init__.py", *["__all__ = ["] * 2, mutant.tests), copy)
-                if not pass_when_whole[mutant.tests]:
+                if mutant.tests not in whole_seconds:
+                    began = time.monotonic()
+                    passes = survives(Mutant("__init__.py", *["__all__ = ["] * 2, mutant.tests), copy)
+                    whole_seconds[mutant.tests] = time.monotonic() - began if passes else math.inf
+                if whole_seconds[mutant.tests] == math.inf:
                     raise RuntimeError("its tests fail without a planted bug, so they prove nothing")
-                said = "SURVIVES" if survives(mutant, copy) else "caught"
+                most_seconds = min(MOST_SECONDS, HANG_SECONDS + HANG_TIMES * whole_seconds[mutant.tests])
+                said = "SURVIVES" if survives(mutant, copy, most_seconds) else "caught"
             except (ValueError, RuntimeError) as problem:
                 said = f"FAILED {problem}"
             failed += [mutant] if said != "caught" else []
