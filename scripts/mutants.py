@@ -47,6 +47,8 @@ OPTIONS, PROGRAM = "tests/rewrite/test_augmented_graph.py", "tests/rewrite/test_
 FUSE, NEIGHBOURS = "tests/rewrite/test_fuse.py", "tests/run/lower/test_neighbours.py"
 PLANS, CHOICES = "tests/rewrite/test_options_in_plans.py", "tests/simulate/test_choices.py"
 POLICY, TEACHING = "tests/strategies/learned/test_graph_policy.py", "tests/experiments/policy/test_teaching.py"
+RECURRENT, FAILED = "tests/graph_capture/test_recurrent_layers.py", "tests/run/step/test_failed_steps.py"
+DIRECT, STREAMED = "tests/run/codegen/test_direct_functions.py", "tests/strategies/options/test_streamed.py"
 OPTIONAL, RAGGED = "tests/simulate/test_simulator.py tests/core/test_graph.py", "tests/training/test_planned_steps.py"
 
 MUTANTS = (
@@ -248,6 +250,31 @@ MUTANTS = (
     Mutant("formats/safetensors_file.py", " or offsets[1] > len(body):", ":", "tests/formats/test_safetensors_file.py"),
     Mutant("formats/files.py", "if len(unpacked) > limit:", "if False:", "tests/formats"),
     Mutant("formats/files.py", "        check_regular(path, os.stat(path), error)\n", "", "tests/formats tests/cli"),
+    Mutant("simulate/kernels.py", "if host_waits[link] and maker >= 0:", "if False:", SIMULATE),
+    Mutant("simulate/timeline.py", "if flat.host_waits[link] and maker >= 0 and ", "if False and ", SIMULATE),
+    Mutant("simulate/choices.py", "if flat.host_waits[link] and producer[t] >= 0:", "if False:", CHOICES),
+    Mutant("simulate/longest_step.py", "cluster.copy_launch_seconds * launches_per_copy", "launches_per_copy * 0", SIMULATE),
+    Mutant("rewrite/recomputing.py", "and all(self.is_lasting[tensor] for tensor in c.reads[op])", "", FUSE),
+    Mutant("rewrite/recomputing.py", " and self.is_lasting[tensor]:", ":", FUSE),
+    Mutant("rewrite/recomputing.py", "if self.storage[tensor] in kept_storages}", "if False}", FUSE),
+    Mutant("rewrite/recomputing.py", "steps.kept |= left_over", "return repeated", FUSE),
+    Mutant("rewrite/channels_last.py", " and storage not in self.kept and", " and", FUSE),
+    Mutant("rewrite/channels_last.py", " or len(values.program.calls) >= MOST_CALLS * len(weights):", ":", FUSE),
+    Mutant("rewrite/channels_last.py", "self.failed.add(self.values.storages[source])", "pass", FUSE),
+    Mutant("graph_capture/recurrent_layers.py", "return 2 * self.forward.flops(", "return self.forward.flops(", RECURRENT),
+    Mutant("graph_capture/recurrent_layers.py", "    if draws:\n", "    if False:\n", RECURRENT),
+    Mutant(
+        "graph_capture/recurrent_layers.py", "recorder.graph.colocated.append((maker, recorder.last_op))", "pass", RECURRENT
+    ),
+    Mutant("run/codegen/direct_functions.py", ' and call.kwargs.get("device") is HERE and', " and", DIRECT),
+    Mutant("strategies/options/streamed.py", "overflow_bytes and not is_slower:", "overflow_bytes:", STREAMED),
+    Mutant("strategies/options/streamed.py", "if is_update[n] else n)", "if False else n)", STREAMED),
+    Mutant("strategies/options/streamed.py", "worth = (len(passes) - 1) * there / size", "worth = 0.0", STREAMED),
+    Mutant("run/step/failed_steps.py", "if resident.name not in updated:", "if True:", FAILED),
+    Mutant("run/step/failed_steps.py", " if old != new or is_replayed]", " if old != new]", FAILED),
+    Mutant("machines/slices.py", "cluster.link(source, target).host_waits,", "False,", "tests/machines/test_slices.py"),
+    Mutant("search/run_rows.py", 'given.get("fastest_order", None) is None', "True", "tests/search/test_simplicity.py"),
+    Mutant("formats/cluster_file.py", "if link.host_waits:", "if False:", "tests/formats/test_cluster_file.py"),
 )
 
 
