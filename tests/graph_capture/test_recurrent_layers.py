@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compiled_steps import capture_with_mse, compiled
 from eager_steps import bitwise, eager_step, snapshot
 from torch import Tensor, nn
 
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import CaptureError, ExecutionError
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram, is_random
 from placewise.graph_capture.training_step import TrainingStep
@@ -96,6 +97,23 @@ def test_layers_that_drop_are_a_random_op() -> None:
     step = captured("lstm, both ways, with dropout")
     calls = zip(step.graph.ops.kinds, ResolvedProgram.of(step).op_calls, strict=True)
     assert [kind for kind, call in calls if is_random(call)] == ["aten.lstm"]
+
+
+class Forked(Reader):
+    """Draws twice from one state of the generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [batch, steps, width]."""
+        with torch.random.fork_rng(devices=[]):
+            found, _ = self.layer(x)
+        return F.dropout(self.out(found), 0.3)
+
+
+def test_numbers_that_layers_have_drawn_are_not_drawn_again() -> None:
+    """After fork_rng the dropout would begin with the numbers of the layers, which only their kernel draws."""
+    model = Forked(nn.LSTM(WIDTH, WIDTH, 2, dropout=0.3, batch_first=True))
+    with pytest.raises(CaptureError, match="draws other numbers than before"):
+        capture_with_mse(model, torch.optim.SGD(model.parameters()), batches(1)[0], whole_layers=True)
 
 
 def test_both_ops_can_be_timed_alone() -> None:

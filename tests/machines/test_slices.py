@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from placewise.core.cluster import Cluster, Device
+from placewise.core.cluster import Cluster, Device, Link
 from placewise.core.errors import ClusterError
 from placewise.machines.presets import preset
 from placewise.machines.slices import format_cut, parse_cut, slice_devices
@@ -27,6 +28,14 @@ def test_a_slice_has_its_share_of_the_speed_in_every_type() -> None:
     whole = Cluster("", (Device("gpu:0", "gpu", 8, 10.0, 4.0, flops_by_type=(("float16", 80.0),)),), ())
     cut = slice_devices(whole, {"gpu:0": 4})
     assert {(device.flops, device.flops_by_type) for device in cut.devices} == {(2.5, (("float16", 20.0),))}
+
+
+def test_a_host_that_waits_for_a_device_waits_for_its_slices() -> None:
+    """From the CPU to the GPU's slices as from the CPU to the GPU; not between two slices."""
+    devices = (Device("gpu:0", "gpu", 8, 1.0, 1.0), Device("cpu:0", "cpu", 8, 1.0, 1.0))
+    links = (Link("cpu:0", "gpu:0", 1.0, 0.0, host_waits=True), Link("gpu:0", "cpu:0", 1.0, 0.0))
+    cut = slice_devices(Cluster("", devices, links), {"gpu:0": 2})
+    assert np.argwhere(cut.host_waits).tolist() == [[2, 0], [2, 1]]
 
 
 def test_a_device_that_is_not_there_is_not_cut() -> None:

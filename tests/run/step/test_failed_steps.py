@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import placewise as pw
 from placewise.core.errors import ExecutionError
 from placewise.graph_capture.training_step import TrainingStep
+from placewise.run.step.failed_steps import FailedSteps
 
 pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
 
@@ -115,3 +116,21 @@ def test_a_step_that_fails_within_its_update_says_what_it_has_changed(in_tensors
         "Before it failed, the step had changed 1 parameter (weight) and 2 values of optimizer state "
         "(sum of weight, count of weight): go back to a checkpoint."
     ]
+
+
+def test_writes_of_a_recording_are_not_counted_so_all_may_have_changed() -> None:
+    """PyTorch counts no writes when recorded launches are replayed: no counter goes back, and the error says why."""
+    model, _, batch = small_training()
+    step = capture_with_mse(model, torch.optim.Adam(model.parameters(), 0.01), batch)
+    train_step = compiled(step)
+    train_step(batch)
+    residents = train_step._residents.gather(batch)
+    failed = FailedSteps(train_step.placed.resolved)
+    for is_replayed, updated in ((False, []), (True, [name for name, _ in model.named_parameters()])):
+        failure = RuntimeError("a kernel failed")
+        assert sorted(failed.recover(residents, failed.look(residents), failure, is_replayed)) == sorted(updated)
+        notes = getattr(failure, "__notes__", [])
+        assert [note.partition(" (")[0] for note in notes] == (
+            ["Before it failed, the step may have changed 4 parameters"] if is_replayed else []
+        )
+    train_step.close()
