@@ -255,7 +255,7 @@ MUTANTS = (
     Mutant("simulate/choices.py", "if flat.host_waits[link] and producer[t] >= 0:", "if False:", CHOICES),
     Mutant("simulate/longest_step.py", "cluster.copy_launch_seconds * launches_per_copy", "launches_per_copy * 0", SIMULATE),
     Mutant("rewrite/recomputing.py", "and all(self.is_lasting[tensor] for tensor in c.reads[op])", "", FUSE),
-    Mutant("rewrite/recomputing.py", " and self.is_lasting[tensor]:", ":", FUSE),
+    Mutant("rewrite/recomputing.py", "and is_cheap(c.values.op_calls[op])", "", FUSE),
     Mutant("rewrite/recomputing.py", "if self.storage[tensor] in kept_storages}", "if False}", FUSE),
     Mutant("rewrite/recomputing.py", "steps.kept |= left_over", "return repeated", FUSE),
     Mutant("rewrite/channels_last.py", " and storage not in self.kept and", " and", FUSE),

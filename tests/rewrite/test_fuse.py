@@ -26,6 +26,7 @@ from placewise.formats.graph_file import read_graph
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.ops import RunnableOp, op_calls
+from placewise.rewrite import channels_last
 from placewise.rewrite.augmented_graph import OPTIONS
 from placewise.rewrite.channels_last import ChannelsLast
 from placewise.rewrite.fuse import block_of
@@ -238,6 +239,90 @@ def test_what_is_kept_anyway_is_not_made_again() -> None:
     assert "aten.tanh.default" not in [str(call.function) for call in backward.calls]
 
 
+def test_what_the_step_returns_is_not_made_again() -> None:
+    """The backward pass of tanh reads its result, which is the model's output: it is there."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for outputs in (False, True):
+        step = pw.capture(model, nn.MSELoss(), optimizer, (torch.randn(6, 4),) * 2, fuse=True, outputs=outputs)
+        (backward,) = (piece for piece in pieces_of(step) if "backward" in piece.name)
+        assert ("aten.tanh.default" in [str(call.function) for call in backward.calls]) != outputs
+
+
+class Overwritten(nn.Module):
+    """An activation of a product, which is then overwritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        active = (h * 2).tanh()
+        h.add_(1)
+        made: Tensor = self.second(h) + active * 3
+        return made
+
+
+class Summed(nn.Module):
+    """A sum of squares of a product, by columns, which is multiplied with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.second((h * h).sum(0).tanh() * h)  # type: ignore[no-any-return]
+
+
+def test_sums_are_not_made_again() -> None:
+    """The backward pass keeps h, of which the sum could be made; of the two sums in it one is the gradient's."""
+    backward = [piece for piece in pieces_of(capture_block(Summed())) if "backward" in piece.name]
+    names = [str(call.function) for piece in backward for call in piece.calls]
+    assert names.count("aten.sum.dim_IntList") == 1
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_what_is_overwritten_is_not_read_again() -> None:
+    """tanh(2h) can't be made again from h, which is h + 1 by then."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = Overwritten()
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    assert_fused_like_eager(build, nn.MSELoss(), [(torch.randn(6, 4), torch.randn(6, 4))] * 2, 1, 0)
+
+
+class Doubled(torch.autograd.Function):
+    """Twice a tensor, with the gradient of something else, which is computed in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward((h * 3).tanh())
+        return h * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (slope,) = ctx.saved_tensors
+        return gradient * slope
+
+
+class Sloped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(Doubled.apply(self.first(x)))  # type: ignore[no-any-return,no-untyped-call]
+
+
+def test_a_piece_of_which_nothing_else_is_read_is_not_repeated() -> None:
+    """The forward pass computes the slope for the backward pass alone: made again there, it would have been for nothing."""
+    assert [(piece.name, len(piece.made)) for piece in pieces_of(capture_block(Sloped()))] == [("mul_tanh", 1)]
+
+
 class Images(nn.Module):
     """Two convolutions with batch norm, and a product of what they make, made flat."""
 
@@ -294,6 +379,20 @@ def test_convolutions_with_their_channels_last_compute_the_same(fused_update: bo
     found, wanted = step.step.model.state_dict(), eager.step.model.state_dict()
     torch.testing.assert_close(found, wanted)
     train_step.close()
+
+
+def test_what_the_step_returns_keeps_its_channels() -> None:
+    """The first of two convolutions is laid out, the second is the output, whose layout is eager's."""
+    model = nn.Sequential(nn.Conv2d(3, 72, 3), nn.Conv2d(72, 72, 3))
+    step = pw.capture_inference(model, (torch.randn(5, 3, 6, 6),), fuse=True)
+    convolutions = [call for call in step.program.calls if isinstance(call.function, ChannelsLast)]
+    made = [step.program.layouts[call.results[0]] for call in convolutions]
+    assert [layout and tuple(layout.strides) for layout in made] == [(1152, 1, 288, 72), (288, 4, 2, 1)]
+
+
+def test_few_convolutions_in_a_large_step_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels_last, "MOST_CALLS", 5)
+    assert not any(isinstance(call.function, ChannelsLast) for call in step_of_images(72).program.calls)
 
 
 # --- compiled ---
