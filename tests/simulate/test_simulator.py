@@ -151,6 +151,19 @@ def test_copies_that_are_on_their_way_leave_the_channel_to_others() -> None:
     assert_equal(step, ints(1, 1, 0))
 
 
+def test_no_step_takes_longer_than_its_launches_too() -> None:
+    """Launches take 10 s, those of copies 30 s; ops 1 s, the copy 2 s: 54 s in all.
+
+    op0 starts at 10 s, the copy at 40 s, op1 at 50 s: the step takes 51 s.
+    """
+    rows = [takes(1, 0, writes=[0]), takes(1, 1, reads=[0], writes=[1])]
+    cluster = gpus(2, dispatch=10) | {"copy_dispatch_seconds": 30}
+    step = Step.of(graph_data([tensor("t", 1), tensor("u", 1)], rows), cluster)
+    assert longest_step_seconds(step.problem) == 54
+    assert_equal(step, ints(0, 1))
+    assert Simulator(step.problem).schedule(ints(0, 1)).step_seconds == 51
+
+
 def test_the_random_steps_have_what_they_should() -> None:
     """Of 500 steps, at least 20 have each of the features that the kernels treat separately."""
     counts: Counter[str] = Counter()
