@@ -45,6 +45,22 @@ WRONG: list[tuple[list[str], str]] = [
     ([*PLACE, "-o", "tiny.toml"], "tiny.toml: refusing to overwrite an input file"),
     ([*PROFILE, "-o", "tiny.toml"], "tiny.toml: refusing to overwrite an input file"),
     (["resume", "1", "--run-file", "runs.db", "-o", "runs.db"], "runs.db: refusing to overwrite an input file"),
+    (["import", "graph.json", "-o", "graph.json"], "graph.json: refusing to overwrite an input file"),
+    (["import", "graph.json", "-o", "new.json", "--cluster-output", "graph.json"], OVERWRITES),
+    (["capture", "step.py:build", "-o", "step.py"], "step.py: refusing to overwrite an input file"),
+    (["place", "step.py:build", "--cluster", "tiny.toml", "-o", "step.py"], OVERWRITES),
+    (["capture", "graph.json", "-o", "graph.json"], OVERWRITES),
+    ([*SUITE, "-o", "graph.json"], OVERWRITES),
+    ([*SUITE, "-o", "tiny.toml"], OVERWRITES),
+    (
+        [*PLACE, "--run-file", "runs.db", "--report", "runs.db-wal"],
+        "runs.db-wal: a file of this name would be a part of runs.db",
+    ),
+    (
+        ["resume", "1", "--run-file", "runs.db", "-o", "runs.db-journal"],
+        "runs.db-journal: a file of this name would be a part of runs.db",
+    ),
+    (["report", "runs.db", "1", "-o", "runs.db-shm"], "runs.db-shm: a file of this name would be a part of runs.db"),
     (["bench", "measured", "cifar-cnn", "tiny.toml", "--keep", "plan.json"], "plan.json is not a folder"),
     (["report", "runs.db", "9" * 30, "-o", "page.html"], "expected run numbers after the run file, got"),
     (["detect", "--cpus", "99999"], "must be cut into 1 to 256 slices, got 99999"),
@@ -60,6 +76,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """A folder with a graph, a cluster, a plan and a run file, where the commands run."""
     monkeypatch.chdir(tmp_path)
     Path("graph.json").write_text(json.dumps(tiny_data()))
+    Path("step.py").write_text("def build(): raise AssertionError('it was called')")
     write_cluster(tiny_cluster(), "tiny.toml")
     assert main([*PLACE, "-o", "plan.json", "--run-file", "runs.db"]) == 0
     capsys.readouterr()

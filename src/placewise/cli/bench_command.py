@@ -123,6 +123,7 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark":
     """Returns the benchmark with the options that were given; outputs that can't be written are refused."""
     values: dict[str, Any] = {}
     files: list[str] = []
+    reads: list[str] = []  # words that may name files
     for entry in options.benchmark.options():
         kind, value = entry.metadata["kind"], getattr(options, entry.name)
         if value is None or value is False or value == []:
@@ -140,6 +141,8 @@ def _benchmark(options: argparse.Namespace) -> "Benchmark":
         elif kind == "source" and not Path(value).exists():
             raise InputError(f"{value}: does not exist")
         values[entry.name] = tuple(value) if isinstance(value, list) else value
-    check_writable(*files)
+        if kind not in ("file", "folder"):
+            reads += [str(one) for one in value] if isinstance(value, (list, tuple)) else [str(value)]
+    check_writable(*files, reads=reads)
     benchmark: Benchmark = options.benchmark(**values)
     return benchmark

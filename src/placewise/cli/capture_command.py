@@ -18,7 +18,7 @@ def _capture(options: argparse.Namespace) -> None:
     from placewise.formats.graph_file import write_graph
     from placewise.models import load_graph
 
-    check_writable(options.output)
+    check_writable(options.output, reads=(options.model,))
     graph = load_graph(options.model)
     write_graph(graph, options.output)
     if options.json:

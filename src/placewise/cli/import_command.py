@@ -36,7 +36,7 @@ def _import(options: argparse.Namespace) -> None:
         read_pipedream,
     )
 
-    check_writable(options.output, options.cluster_output)
+    check_writable(options.output, options.cluster_output, reads=(options.file,))
     is_profile = is_pipedream(read_bytes(options.file, GraphError))
     graph = read_pipedream(options.file, merged=options.merged) if is_profile else read_any_graph(options.file)
     cluster = None

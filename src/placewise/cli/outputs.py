@@ -11,6 +11,8 @@ from typing import Any
 
 from placewise.core.errors import InputError
 
+LOG_ENDINGS = ("-wal", "-shm", "-journal")  # of the files that SQLite writes beside a run file
+
 
 def print_json(data: Any) -> None:
     """Prints one JSON object."""
@@ -31,11 +33,15 @@ def how_to_continue(options: argparse.Namespace) -> str:
 
 
 def check_writable(*paths: str | None, reads: Sequence[str | None] = ()) -> None:
-    """Refuses output files that can't be written, that have the same name, or that are input files."""
+    """Refuses output files that can't be written, that have the same name, or that are input files.
+
+    What is read may also name a function in a file: model.py:build.
+    """
     from placewise.formats.files import is_special
 
-    inputs = [os.path.realpath(path) for path in reads if path is not None and os.path.isfile(path)]
-    outputs: list[str] = []
+    given = [part for path in reads if path is not None for part in (path, path.rpartition(":")[0])]
+    inputs = [os.path.realpath(path) for path in given if os.path.isfile(path)]
+    outputs: dict[str, str] = {}  # the file -> as it was given
     for path in paths:
         if path is None:
             continue
@@ -45,7 +51,11 @@ def check_writable(*paths: str | None, reads: Sequence[str | None] = ()) -> None
             raise InputError(f"{path}: refusing to overwrite an input file")
         if target in outputs and not is_special(path):
             raise InputError(f"{path}: can't be written: two outputs have this name")
-        outputs.append(target)
+        outputs[target] = path
+    logs = {name + ending: os.path.basename(name) for name in (*inputs, *outputs) for ending in LOG_ENDINGS}
+    for target, path in outputs.items():
+        if target in logs:
+            raise InputError(f"{path}: a file of this name would be a part of {logs[target]}: choose another name")
 
 
 def _check_writable(path: str) -> None:
