@@ -190,9 +190,14 @@ def _cpu() -> Cpu:
         clock_hertz=_clock_hertz(info, max_kilohertz),
         flops_per_cycle=_flops_per_cycle(info),
         peak_bytes_per_second=3.2e9 * max(num_cores, 16),
-        memory_bytes=_memory_bytes(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
+        memory_bytes=host_memory_bytes(),
         speed_by_type=_speed_by_type(info),
     )
+
+
+def host_memory_bytes() -> int:
+    """Returns the memory that processes of this machine can have."""
+    return _memory_bytes(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max"))
 
 
 def cpu_name() -> str:

@@ -8,9 +8,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from placewise import zoo
+from placewise.core.errors import ModelError
+from placewise.core.quantities import format_bytes
 from placewise.graph_capture.call_slots import slots_of
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram
+from placewise.machines.detect import host_memory_bytes
 from placewise.measure.ops import NUM_INDEXED, op_calls
 from placewise.models import FUSED, is_zoo_model, load_step
 from placewise.run.backends.cpu_memory import keep_freed_memory
@@ -22,9 +25,22 @@ MIN_CHOICES = 2  # every model has at least this many classes or words
 
 def load_with_weights(model: str, seed: int = 0) -> CapturedStep:
     """Returns the captured step of MODEL with real weights, drawn with this seed."""
+    if is_zoo_model(model):  # which a file may name, too
+        _check_memory(model)
     keep_freed_memory()  # now, because drawing weights starts PyTorch's threads
     torch.manual_seed(seed)
     return load_step(model, device="cpu")
+
+
+def _check_memory(model: str) -> None:
+    """Refuses a model of the zoo whose weights and batch this machine can't hold."""
+    step = zoo.build_step(model.removeprefix(FUSED))
+    named = (*step.modules.named_parameters(), *step.modules.named_buffers(), *batch_tensors(step.batch, step.batch))
+    needed = sum(tensor.nbytes for _, tensor in named)
+    if needed > (limit := host_memory_bytes()):
+        raise ModelError(
+            f"model {model!r}: its weights and batch take {format_bytes(needed)}, this machine has {format_bytes(limit)}"
+        )
 
 
 def load_with_deferred_weights(model: str, seed: int = 0) -> tuple[CapturedStep, DeferredWeights | None]:
