@@ -59,9 +59,9 @@ MUTANTS = (
         "begin = max(begin, busy[second])",
         SIMULATE,
     ),
-    Mutant("simulate/kernels.py", "busy[channel] = arrival\n", "busy[channel] = begin\n", SIMULATE),
+    Mutant("simulate/kernels.py", "busy[channel] = left\n", "busy[channel] = begin\n", SIMULATE),
     Mutant("simulate/kernels.py", "begin = max(begin, ends[maker])", "begin = ends[maker]", SIMULATE),
-    Mutant("simulate/kernels.py", "busy[second] = arrival\n", "pass\n", SIMULATE),
+    Mutant("simulate/kernels.py", "busy[second] = left\n", "pass\n", SIMULATE),
     Mutant("simulate/kernels.py", "hosts[sender] += copy_dispatch", "pass", SIMULATE),
     Mutant("simulate/kernels.py", "begin = max(begin, hosts[sender])", "pass", SIMULATE),
     Mutant("simulate/kernels.py", "start = max(start, ends[after_ops[after]])", "start = max(start, 0.0)", SIMULATE),
@@ -131,9 +131,9 @@ MUTANTS = (
     Mutant("strategies/learned/maths.py", "- kl_weight * (new - old)", "+ kl_weight * (new - old)", LEARNED),
     Mutant("strategies/learned/maths.py", "[rank - 1]]", "[rank - 2]]", LEARNED),
     Mutant("strategies/learned/maths.py", "placements += points >= reach", "placements += points > reach", LEARNED),
-    Mutant("machines/composed.py", "latency += hops * PCIE_LATENCY_SECONDS", "pass", COMPOSED),
-    Mutant("machines/composed.py", "min(speed, card[a.name], card[b.name])", "min(speed, card[a.name])", COMPOSED),
-    Mutant("machines/composed.py", 'f"{b.host} receives")', 'f"{a.host} receives")', COMPOSED),
+    Mutant("machines/composed.py", " + hops * PCIE_LATENCY_SECONDS,", ",", COMPOSED),
+    Mutant("machines/composed.py", "to_card[source.name], to_card[target.name]", "to_card[source.name]", COMPOSED),
+    Mutant("machines/composed.py", 'f"{target.host} receives")', 'f"{source.host} receives")', COMPOSED),
     Mutant("machines/composed.py", " or not int(digits):", ":", COMPOSED),
     Mutant("run/lower/rank_part.py", "if other and other[0] == copy:", "if other:", HOSTS),
     Mutant("run/lower/rank_part.py", "for device in ends):", "for device in ends[:1]):", HOSTS),
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant("run/step/failed_steps.py", " if old != new or is_replayed]", " if old != new]", FAILED),
     Mutant("machines/slices.py", "cluster.link(source, target).host_waits,", "False,", "tests/machines/test_slices.py"),
     Mutant("search/run_rows.py", 'given.get("fastest_order", None) is None', "True", "tests/search/test_simplicity.py"),
-    Mutant("formats/cluster_file.py", "if link.host_waits:", "if False:", "tests/formats/test_cluster_file.py"),
+    Mutant("formats/link_fields.py", "if link.host_waits else {}", "if False else {}", "tests/formats/test_cluster_file.py"),
 )
 
 
