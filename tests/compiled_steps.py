@@ -89,13 +89,14 @@ def assert_runs_like_eager(
     loss_fn: Callable[..., Tensor] | None,
     batches: list[Any],
     micro_batches: int = 1,
+    whole_layers: bool = False,
     **how: Any,
 ) -> None:
     """Asserts that losses, parameters, buffers and state are eager's, bit for bit, after each step from the first one on."""
     (model, optimizer), (compiled_model, compiled_optimizer) = build(), build()
     compiled_model.load_state_dict(copy.deepcopy(model.state_dict()))
-    captured = capture_step(TrainingStep(compiled_model, loss_fn, compiled_optimizer, batches[0], micro_batches))
-    train_step = compiled(captured, **how)
+    step = TrainingStep(compiled_model, loss_fn, compiled_optimizer, batches[0], micro_batches, whole_layers=whole_layers)
+    train_step = compiled(capture_step(step), **how)
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
         parts = eager_step(TrainingStep(model, loss_fn, optimizer, batch, micro_batches))

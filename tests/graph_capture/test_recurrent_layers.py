@@ -1,19 +1,18 @@
 """Recurrent layers as one op forward and one backward."""
 
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from compiled_steps import capture_with_mse, compiled
+from compiled_steps import assert_runs_like_eager, capture_with_mse, compiled
 from eager_steps import bitwise, eager_step, snapshot
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError, ExecutionError
 from placewise.graph_capture.capture import CapturedStep
 from placewise.graph_capture.resolved_program import ResolvedProgram, is_random
-from placewise.graph_capture.training_step import TrainingStep
 from placewise.measure.ops import RunnableOp, op_calls
 
 BATCH, STEPS, WIDTH = 2, 3, 4
@@ -67,19 +66,7 @@ def captured(name: str) -> CapturedStep:
 @pytest.mark.parametrize("name", LAYERS)
 def test_steps_have_eagers_bits(name: str) -> None:
     """A CPU runs what eager code runs there."""
-    model, optimizer = training(name)
-    given = batches(2)
-    mine = training(name)
-    train_step = compiled(capture_with_mse(*mine, given[0], whole_layers=True))
-    eager = TrainingStep(model, nn.MSELoss(), optimizer, given[0])
-    for seed, batch in enumerate(given):
-        torch.manual_seed(seed)
-        (expected,) = eager_step(replace(eager, batch=batch))
-        torch.manual_seed(seed)
-        assert bitwise(train_step(batch), expected)
-    found, wanted = snapshot(*mine), snapshot(model, optimizer)
-    assert all(bitwise(found[key], wanted[key]) for key in wanted)
-    train_step.close()
+    assert_runs_like_eager(partial(training, name), nn.MSELoss(), batches(2), whole_layers=True)
 
 
 def test_they_are_one_op_each_way_in_one_group() -> None:
@@ -124,6 +111,41 @@ def test_both_ops_can_be_timed_alone() -> None:
         op.run()
         op.run()
         assert not op.changes_inputs
+
+
+class Steepness(Reader):
+    """A reader that also uses the gradient of what its layer makes."""
+
+    keeps_graph = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [batch, steps, width]."""
+        x = x.clone().requires_grad_()
+        found, _ = self.layer(x)
+        (slope,) = torch.autograd.grad(found.sum(), x, retain_graph=True, create_graph=self.keeps_graph)
+        return self.out(found) + slope  # type: ignore[no-any-return]
+
+
+def test_gradients_may_be_asked_for_twice() -> None:
+    """By the model (retain_graph), and then by the loss."""
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        model = Steepness(nn.GRU(WIDTH, WIDTH))
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    for seed in range(3):
+        assert_runs_like_eager(build, nn.MSELoss(), batches(2), seed=seed, whole_layers=True)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    """Recorded as one op they would be constants, and a part of the step's gradients would be missing."""
+    model = Steepness(nn.GRU(WIDTH, WIDTH))
+    model.keeps_graph = True
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert "aten.sigmoid_" in capture_with_mse(model, optimizer, batches(1)[0]).graph.ops.kinds
+    with pytest.raises(CaptureError, match=r"differentiates the gradients of recurrent layers .*: capture without whole_"):
+        capture_with_mse(model, optimizer, batches(1)[0], whole_layers=True)
 
 
 def test_a_plan_that_recomputes_is_refused() -> None:

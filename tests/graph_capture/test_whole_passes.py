@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from placewise.core.errors import CaptureError
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.resolved_program import ResolvedProgram, is_random
 from placewise.graph_capture.training_step import TrainingStep
@@ -86,6 +87,39 @@ def test_steps_have_eagers_bits(way: str) -> None:
     given = batches(3, how.get("dtype", torch.float32))
     for seed in range(2):
         assert_runs_like_eager(build, nn.MSELoss(), given, 2, seed=seed)
+
+
+class Steepness(Attending):
+    """Attention whose gradient the model itself asks for first."""
+
+    keeps_graph = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns [batch, length, heads x width]."""
+        x = x.clone().requires_grad_()
+        found = super().forward(x)
+        (slope,) = torch.autograd.grad(found.sum(), x, retain_graph=True, create_graph=self.keeps_graph)
+        return found + slope
+
+
+@pytest.mark.parametrize("options", [False, True])
+def test_gradients_may_be_asked_for_twice(options: bool) -> None:
+    """By the model (retain_graph), and then by the loss; also of attention whose inputs may go meanwhile."""
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        model = Steepness()
+        return model, torch.optim.SGD(model.parameters(), 0.1)
+
+    for seed in range(3):
+        assert_runs_like_eager(build, nn.MSELoss(), batches(2), seed=seed, in_program_order=False, options=options)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    model = Steepness()
+    model.keeps_graph = True
+    with pytest.raises(CaptureError, match=r"differentiates the gradients of attention .*: run it under .*SDPBackend.MATH"):
+        capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batches(1)[0])
 
 
 def test_it_is_one_op_each_way_in_one_group_and_keeps_a_number_for_each_query() -> None:

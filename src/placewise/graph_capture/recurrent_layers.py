@@ -13,11 +13,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from placewise.graph_capture.autocast import attention_type
-from placewise.graph_capture.whole_passes import SavedPass, is_hooked, saved_tensors_of
+from placewise.graph_capture.whole_passes import (
+    SavedPass,
+    is_hooked,
+    record_backward,
+    refuse_second_derivatives,
+    saved_tensors_of,
+)
 
 if TYPE_CHECKING:
     from placewise.graph_capture.recorder import Recorder
@@ -102,6 +107,7 @@ class BackwardLayers:
     """
 
     forward: ForwardLayers
+    retains: bool = False  # another backward op reads the same
     mutated: ClassVar[frozenset[int]] = frozenset()
 
     @property
@@ -111,13 +117,13 @@ class BackwardLayers:
 
     def __call__(self, *args: Any, **options: Any) -> tuple[Tensor, ...]:
         """Returns the gradients; what was saved has all that they need, the others say until when they live."""
-        return self._gradients(args, retain=False)
+        return self._gradients(args, self.retains)
 
-    def _gradients(self, args: tuple[Any, ...], retain: bool) -> tuple[Tensor, ...]:
+    def _gradients(self, args: tuple[Any, ...], retains: bool) -> tuple[Tensor, ...]:
         saved: SavedLayers = args[-1]
         pairs = [(edge, g) for edge, g in zip(saved.edges, args, strict=False) if g is not None]
         edges, gradients = [edge for edge, _ in pairs], [gradient for _, gradient in pairs]
-        return torch.autograd.grad(edges, saved.inputs, gradients, retain_graph=retain)
+        return torch.autograd.grad(edges, saved.inputs, gradients, retain_graph=retains)
 
     def _given(self, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
         num_made = 1 + self.forward.num_states
@@ -135,7 +141,7 @@ class BackwardLayers:
     def runnable(self, *args: Any, **options: Any) -> Callable[[], Any]:
         """Returns the call with real tensors, to be timed; the forward pass runs now."""
         *_, saved = self.forward(*self._given(args), **options)
-        return lambda: self._gradients((*args[:-1], saved), retain=True)
+        return lambda: self._gradients((*args[:-1], saved), retains=True)
 
 
 Layers = ForwardLayers | BackwardLayers
@@ -181,18 +187,14 @@ class _Recurrence(torch.autograd.Function):
         made = recorder.record_own(function, tensors, options)
         results = made[: 1 + function.num_states]
         if len(made) > len(results):
-            ctx.recorder, ctx.function, ctx.options, ctx.num_results = recorder, function, options, len(results)
+            ctx.recorder, ctx.function, ctx.options = recorder, function, options
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*tensors, *made)
         return tuple(results)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        recorder: Recorder = ctx.recorder
         kept = ctx.saved_tensors
-        maker = recorder.maker(kept[-1])
-        function = _backward_layers(ctx.function)
-        found = iter(recorder.record_own(function, (*gradients, *kept), ctx.options))
-        recorder.graph.colocated.append((maker, recorder.last_op))
+        refuse_second_derivatives("recurrent layers", "capture without whole_layers")
+        found = iter(record_backward(ctx, _backward_layers(ctx.function), (*gradients, *kept)))
         return (None, None, None, *(next(found) if trained else None for trained in ctx.function.trained))

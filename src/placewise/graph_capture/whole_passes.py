@@ -8,16 +8,16 @@ save what that device's kernel needs; the backward op runs autograd for this cal
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
+from placewise.core.errors import CaptureError
 from placewise.graph_capture.autocast import attention_type
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ class BackwardPass:
     """The gradients of attention, for those of query, key and value that need one."""
 
     trained: tuple[bool, bool, bool]
+    retains: bool = False  # another backward op reads the same
     name = f"{NAME}_backward"
     mutated: ClassVar[frozenset[int]] = frozenset()
 
@@ -122,8 +123,8 @@ class BackwardPass:
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """Returns the gradients; `saved` has all else that they need, and the others say until when they live."""
         if isinstance(saved, LeanPass):
-            return saved.gradients(gradient, (query, key, value, mask, out))
-        return torch.autograd.grad(saved.edge, saved.inputs, gradient)
+            return saved.gradients(gradient, (query, key, value, mask, out), self.retains)
+        return torch.autograd.grad(saved.edge, saved.inputs, gradient, retain_graph=self.retains)
 
     def on_meta(self, gradient: Tensor, out: Tensor, *args: Any, **options: Any) -> tuple[Tensor, ...]:
         """Returns what the call would return."""
@@ -196,11 +197,11 @@ class LeanPass:
         """Returns the tensors that the kernel has saved besides what it was given and returned; only traces ask."""
         return [kept.tensor for kept in self.saved.kept if kept.tensor is not None]
 
-    def gradients(self, gradient: Tensor, given: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    def gradients(self, gradient: Tensor, given: tuple[Tensor | None, ...], retains: bool) -> tuple[Tensor, ...]:
         """Returns the gradients; `given` are query, key, value, mask and result."""
         self.saved.given = given
         try:
-            return torch.autograd.grad(self.edge, self.inputs, gradient)
+            return torch.autograd.grad(self.edge, self.inputs, gradient, retain_graph=retains)
         finally:
             self.saved.given = ()
 
@@ -355,11 +356,30 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         *given, out, saved = ctx.saved_tensors
-        recorder: Recorder = ctx.recorder
-        maker = recorder.maker(saved)  # under checkpointing not the forward op of the first pass, but that of the second
-        found = iter(recorder.record_own(_backward_pass(ctx.trained), (gradient, out, *given, saved), ctx.options))
-        recorder.graph.colocated.append((maker, recorder.last_op))
+        refuse_second_derivatives("attention", "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)")
+        found = iter(record_backward(ctx, _backward_pass(ctx.trained), (gradient, out, *given, saved)))
         return (None, None, None, *(next(found) if trained else None for trained in ctx.trained), None)
+
+
+def refuse_second_derivatives(what: str, advice: str) -> None:
+    """Refuses to record a backward op that will itself be differentiated: it has no gradients, which autograd can't know."""
+    if torch.is_grad_enabled():
+        raise CaptureError(f"the step differentiates the gradients of {what} (create_graph), which is one op: {advice}")
+
+
+def record_backward(ctx: Any, function: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """Records a backward op in the group of the op that made its last argument; returns the gradients.
+
+    Autograd may run it again (retain_graph). Then all of these ops leave what was saved as it is, in whichever order.
+    """
+    recorder: Recorder = ctx.recorder
+    maker = recorder.maker(args[-1])  # under checkpointing not the forward op of the first pass, but that of the second
+    calls, earlier = recorder.program.calls, getattr(ctx, "backward_calls", [])
+    found = recorder.record_own(replace(function, retains=True) if earlier else function, args, ctx.options)
+    for number in earlier:
+        calls[number] = calls[number]._replace(function=replace(calls[number].function, retains=True))
+    ctx.backward_calls = [*earlier, len(calls) - 1]
+    recorder.graph.colocated.append((maker, recorder.last_op))
+    return found
