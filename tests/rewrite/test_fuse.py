@@ -31,7 +31,7 @@ from placewise.rewrite.augmented_graph import OPTIONS
 from placewise.rewrite.channels_last import ChannelsLast
 from placewise.rewrite.fuse import block_of
 from placewise.rewrite.memory_options import rewrite_graph
-from placewise.rewrite.piece import Like, Piece
+from placewise.rewrite.piece import LaidOut, Like, Piece
 from placewise.rewrite.rewritten_steps import FUSE, rewrite
 from placewise.run import inductor, piece_kernels
 from placewise.run.piece_kernels import Wanted, compile_all
@@ -393,6 +393,29 @@ def test_what_the_step_returns_keeps_its_channels() -> None:
 def test_few_convolutions_in_a_large_step_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels_last, "MOST_CALLS", 5)
     assert not any(isinstance(call.function, ChannelsLast) for call in step_of_images(72).program.calls)
+
+
+@pytest.mark.usefixtures("call_after_call")
+def test_what_is_viewed_inside_a_piece_has_the_strides_of_its_view() -> None:
+    """Instance norm views [4, 72, 8, 8] as [1, 288, 8, 8]; silu's gradient has its channels last, as the one it reads."""
+
+    def train(fuse: bool) -> tuple[CapturedStep, Tensor]:
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(3, 72, 3), nn.InstanceNorm2d(72, affine=True), nn.SiLU(), nn.Conv2d(72, 2, 3)]
+        model = nn.Sequential(*layers).double()
+        batch = (torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randn(4, 2, 4, 4, dtype=torch.double))
+        step = capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batch, fuse=fuse)
+        if not fuse:
+            return step, eager_step(step.step)[0]
+        train_step = compiled(step)
+        loss = train_step(batch)
+        train_step.close()
+        return step, loss
+
+    (step, loss), (eager, wanted) = train(fuse=True), train(fuse=False)
+    assert any(isinstance(call.function, LaidOut) for piece in pieces_of(step) for call in piece.calls)
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(step.step.model.state_dict(), eager.step.model.state_dict())
 
 
 # --- compiled ---

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from placewise.core.arrays import Floats, Ints, Ragged
 from placewise.core.errors import CaptureError
@@ -25,7 +26,7 @@ from placewise.graph_capture.program import Call, Layout, Program, Slot, fill_sl
 from placewise.graph_capture.resolved_program import HOST_VALUE, ResolvedProgram
 from placewise.rewrite.channels_last import lay_out
 from placewise.rewrite.fusable_ops import DTYPE_NAMES, is_fusable
-from placewise.rewrite.piece import Like, Piece
+from placewise.rewrite.piece import LaidOut, Like, Piece
 from placewise.rewrite.recomputing import find_repeated, is_cheap
 
 MOST_OPS = 64  # of a piece: compilers take long for larger ones
@@ -39,6 +40,8 @@ UPDATE = PHASES.index("update")
 CAST = "aten._to_copy"
 
 aten = torch.ops.aten
+
+BY_STRIDES = frozenset({"view", "_unsafe_view", "as_strided", "_reshape_alias"})  # views of memory, not of dimensions
 
 PORTABLE: dict[Any, Any] = {  # what reads what the forward kernel has kept -> what reads no more than a compiled one keeps
     aten.batch_norm_backward.default: aten.native_batch_norm_backward.default,
@@ -317,6 +320,7 @@ class _Rewriting:
         members, repeated = c.members[cluster], self.repeated.get(cluster, [])
         ops, again = set(members), {t: op for op in repeated for t in c.writes[op]}
         made_here = {t for op in members for t in c.writes[op] if c.alias_of[t] < 0}  # storages
+        viewed = self._viewed_by_strides([*repeated, *members])
         local: dict[Slot, Slot] = {}
         inputs: dict[Slot, Like | None] = {}
         given: list[Slot] = []
@@ -346,6 +350,10 @@ class _Rewriting:
             calls.append(
                 Call(call.function, fill_slots(call.args, renamed), kwargs, tuple(local[s] for s in call.results), -1)
             )
+            for slot in call.results:
+                if slot not in values.views and storages[slot] in viewed:
+                    laid_out = LaidOut(self._layout(slot).strides)
+                    calls.append(Call(laid_out, (local[slot],), {}, (local[slot],), -1))
 
         leaving: list[Slot] = []
         for op in members:
@@ -373,6 +381,21 @@ class _Rewriting:
         made_here |= again.keys()
         bytes_moved = self._border_bytes(inside, leaving, made_here)
         return _Fused(piece, call, tuple(reads), tuple(writes), bytes_moved)
+
+    def _viewed_by_strides(self, ops: list[int]) -> set[int]:
+        """Returns the storages of which ops read views that their strides decide; kernels may make others."""
+        found: set[int] = set()
+        waiting = [slot for op in ops for slot in slots_of(self.values.op_calls[op])]
+        seen = set(waiting)
+        while waiting:
+            view = self.values.views.get(slot := waiting.pop())
+            if view is None:
+                continue
+            if isinstance(view.function, OpOverload) and view.function._overloadpacket.__name__ in BY_STRIDES:
+                found.add(self.values.storages[slot])
+            waiting += [source for source in slots_of(view) if source not in seen]
+            seen.update(slots_of(view))
+        return found - {HOST_VALUE}
 
     def _leaves(self, storage: int, ops: set[int]) -> bool:
         """Whether something outside reads or overwrites a storage that a piece has made."""

@@ -32,6 +32,19 @@ class Like(NamedTuple):
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """Gives a tensor inside a piece the strides that a view of it was recorded for."""
+
+    strides: tuple[int, ...]
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, or a copy if it has others in dimensions with more than one entry."""
+        if all(size == 1 or a == b for size, a, b in zip(tensor.size(), tensor.stride(), self.strides, strict=True)):
+            return tensor
+        return torch.empty_strided(tensor.size(), self.strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+@dataclass(frozen=True)
 class Piece:
     """Calls that run as one op. Its slots are its own, numbered from 0; pieces of equal calls on equal tensors are equal."""
 
