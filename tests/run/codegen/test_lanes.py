@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compiled_steps import RandomNet, cpu_cluster, with_options
+from compiled_steps import RandomNet, cpu_cluster, one_thread_each, plan_by_op, with_options
 from eager_steps import bitwise, eager_step, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import random_placements
 from stand_in_accelerator import InstantStreams, LateStreams, placed_at_random, stand_in_devices
-from torch import nn
+from torch import Tensor, nn
 
 from placewise.core.problem import NOWHERE, Problem
 from placewise.graph_capture.capture import CapturedStep, capture_inference, capture_step
@@ -28,6 +28,7 @@ from placewise.run.lower.instructions import CopyTensor, RunOp
 from placewise.run.lower.lowering import lower, tensor_devices
 from placewise.run.lower.placed_step import PlacedStep
 from placewise.run.step import train_step as train_steps
+from placewise.run.step.compiling import compile_placement
 from placewise.run.step.train_step import TrainStep
 from placewise.simulate.simulator import Simulator
 
@@ -105,6 +106,33 @@ def test_a_trace_ahead_has_rows_as_a_usual_step() -> None:
     runs = {number for number, run in enumerate(placed.instructions.sequence) if isinstance(run, RunOp)}
     assert any(len(row) > 1 for row in trace.rows.values())
     assert set(trace.nbytes) == runs - {number for row in trace.rows.values() for number in row[1:]}
+
+
+class Sums(nn.Module):
+    """Sums of two parameters, which have one gradient: if both are trained, one of them gets a second tensor of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.ParameterList([nn.Parameter(torch.randn(4)) for _ in range(3)]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        return sum(((a + b) * x.exp()).sum() for a, b in zip(self.first, self.second, strict=True))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_row_does_not_write_over_what_another_device_copies(both: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decayed gradients are made in a row, over the gradients; but a second device may copy these later than that."""
+    model = Sums()
+    model.first.requires_grad_(both)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, 0.1, weight_decay=0.5)
+    captured = capture_step(TrainingStep(model, nn.MSELoss(), optimizer, (torch.randn(4), torch.ones([]))))
+    plan = plan_by_op(captured, lambda name: "cpu:1" if name.startswith("first") else "cpu:0")
+    problem, written_over = Problem.of(captured.graph, cpu_cluster(2)), list[Any]()
+    monkeypatch.setattr(lanes, "_in_place", lambda function: written_over.append(function))
+    devices = one_thread_each(problem.cluster)
+    compile_placement(problem, problem.contract(plan.placement), None, captured, devices).close()
+    assert len(written_over) == (0 if both else 1)
 
 
 def test_the_host_launches_both_passes_before_it_computes_what_the_update_reads() -> None:

@@ -5,6 +5,7 @@ a pinning lane copies what a thread makes for those devices into pinned memory. 
 and views are made where they are first needed. Tensors pass from lane to lane in a mailbox.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -269,19 +270,23 @@ class LaneWriter:
                 self._fit(run, made)
 
     def _may_write_over(self, calls: list[Call], device: int, last: int) -> bool:
-        """Whether each call can write its result over its first argument, which nobody needs afterwards."""
+        """Whether each call can write its result over its first argument, which nobody else reads.
+
+        Another device may copy it later than this one frees it.
+        """
         freed = self._freed_after(last, device)
         layouts, shapes, storages = (
             self.resolved.program.layouts,
             self.resolved.graph.tensors.shape_of,
             self.resolved.storages,
         )
+        num_reads = Counter(storages[slot] for call in calls for slot in slots_of(call))
         for call in calls:
             first, results = call.args[0], call.results
             if type(first) is not Slot or len(results) != 1 or first in self.resolved.views:
                 return False
             before, after = storages[first], storages[results[0]]
-            if before not in freed or before == after or [storages[slot] for slot in slots_of(call)].count(before) != 1:
+            if before not in freed or before == after or num_reads[before] != 1 or (before, device) in self._copied:
                 return False
             shape, new_shape = shapes(before), shapes(after)
             if layouts[first] != layouts[results[0]] or shape is None or new_shape is None or shape.dtype != new_shape.dtype:
@@ -289,6 +294,16 @@ class LaneWriter:
             if self.resolved.graph.producer[before] < 0 or self.view_names.count(before, device) != 1:
                 return False
         return True
+
+    @cached_property
+    def _copied(self) -> set[tuple[int, int]]:
+        """The (storage, device) of which other devices get copies."""
+        storages = self.resolved.graph.storage.tolist()
+        return {
+            (storages[copy.tensor], copy.source)
+            for copy in self.placed.instructions.sequence
+            if isinstance(copy, CopyTensor)
+        }
 
     def _freed_after(self, number: int, device: int) -> set[int]:
         """Returns the tensors that a device frees between an op and its next one."""
