@@ -92,6 +92,22 @@ def test_each_row_is_kept_and_a_stopped_run_goes_on(
     assert "a on one: gpu-only, expert, 110 ms, 100 ms, +10.0%, 2%" in capsys.readouterr().err
 
 
+def test_what_is_kept_of_one_machine_does_not_count_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measure(jobs: Any, how: Any, processes: int) -> Any:
+        for model, machines in jobs:
+            for machine in machines:
+                asked.append(machine.name)
+                yield record(model, machine.name, row("auto", 0.1, 0.1))
+
+    monkeypatch.setattr(bench_predictions, "measure_all", measure)
+    how: dict[str, Any] = {"only": (TINY,), "kept": str(tmp_path / "kept.jsonl")}
+    for cluster, virtual in (("2xK80", ()), ("2xK80", ()), ("4xK80", ()), ("2xK80", (("cuda:0", (32, 64)),))):
+        assert len(Predictions(cluster, virtual=virtual, **how).run().data["summary"]) == 1
+    assert asked == ["2xK80", "4xK80", "2xK80 cuda:0=32+64"]
+
+
 def test_names_from_a_table_do_not_reach_the_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
     bench_predictions._tell(record("a\x1b[2J", "one\x07", row("auto", 0.09, 0.1)))
     machine = TableMachine("one\x07", "2xK80", (), "\x1b[31mone")
@@ -145,7 +161,8 @@ def test_a_table_names_machines_beside_it(tmp_path: Path) -> None:
 def test_models_are_measured_on_cpu_devices(tmp_path: Path, processes: int) -> None:
     """One of the models does not exist. With CPU devices the second process has nothing to do."""
     assert main(["detect", "--cpus", "2", "-o", str(tmp_path / "two.toml")]) == 0
-    jobs = [(model, (TableMachine("two", str(tmp_path / "two.toml")),)) for model in (TINY, "nosuch")]
+    machine = TableMachine("../two", str(tmp_path / "two.toml"))  # its name is not a file's
+    jobs = [(model, (machine,)) for model in (TINY, "nosuch")]
     found = list(measure_all(jobs, Asked(("cpu-only", "auto"), 0.2, 10, 2), processes))
     assert found[0]["rows"][0]["placements"][0] == "cpu-only"
     assert all(len(entry["measured"]) == 2 for entry in found[0]["rows"])

@@ -12,7 +12,7 @@ from compiled_steps import cpu_cluster
 from eager_steps import Mixture, bitwise, snapshot, token_batches
 from torch import nn
 
-from placewise.core.errors import InputError, ModelError
+from placewise.core.errors import ModelError, PlacewiseError
 from placewise.core.plan import Plan, digest_of_graph
 from placewise.core.problem import NOWHERE, Problem
 from placewise.experiments.bench import bench_speed
@@ -191,6 +191,7 @@ def test_ways_that_spare_memory_train_the_same_step(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"ways": ("eager", "plan")}, "--plan: give the plan of one MODEL, and `plan` among the --ways"),
+        ({"models": ("rnnlm",), "plan": "no-such-plan.json"}, "no-such-plan.json: does not exist"),
         ({"ways": ("eagre",)}, "--ways: there is no way 'eagre' on a cpu: did you mean 'eager'"),
         ({"models": ("no-such-model",)}, "no-such-model"),
         ({"models": ("step_that_is_not_there:step",)}, "No module named 'step_that_is_not_there'"),
@@ -198,5 +199,5 @@ def test_ways_that_spare_memory_train_the_same_step(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_words_are_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(PlacewiseError, match=words):
         StepSpeed(**options).run()

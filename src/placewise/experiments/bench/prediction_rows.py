@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Empty
@@ -296,7 +297,7 @@ def _profile(captured: "CapturedStep", cluster: "Cluster", machine: TableMachine
     from placewise.formats.profile_file import read_profile, write_profile
     from placewise.measure.profiler import measure_profile
 
-    path = Path(folder) / f"{machine.name}.json"
+    path = Path(folder) / f"{sha256(machine.name.encode()).hexdigest()}.json"  # a table names machines as it likes
     known = read_profile(path) if path.exists() else None
     profile = measure_profile(captured, cluster, dict(machine.virtual), runs_step=True, known=known, alone=alone).profile
     if known is None:
