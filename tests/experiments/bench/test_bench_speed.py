@@ -191,7 +191,7 @@ def test_ways_that_spare_memory_train_the_same_step(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"ways": ("eager", "plan")}, "--plan: give the plan of one MODEL, and `plan` among the --ways"),
-        ({"models": ("rnnlm",), "plan": "no-such-plan.json"}, "no-such-plan.json: does not exist"),
+        ({"models": ("rnnlm",), "plan": "no-such-plan.json"}, "no-such-plan.json"),
         ({"ways": ("eagre",)}, "--ways: there is no way 'eagre' on a cpu: did you mean 'eager'"),
         ({"models": ("no-such-model",)}, "no-such-model"),
         ({"models": ("step_that_is_not_there:step",)}, "No module named 'step_that_is_not_there'"),
