@@ -14,7 +14,7 @@ from eager_steps import Mixture, bitwise, eager_step, snapshot, token_batches
 from torch import Tensor, nn
 
 import placewise as pw
-from placewise.core.errors import ExecutionError
+from placewise.core.errors import ExecutionError, StepChanged
 from placewise.graph_capture.training_step import TrainingStep
 
 pytestmark = [pytest.mark.usefixtures("same_kernels"), pytest.mark.filterwarnings("ignore:TF32 acceleration")]
@@ -157,6 +157,20 @@ def test_a_model_of_another_type_is_refused(change: Any, now: str) -> None:
         compiled(step)
     model.float()
     assert train_step(batch).dtype == torch.float32
+
+
+def test_a_model_that_is_laid_out_otherwise_is_refused_before_it_changes() -> None:
+    """The weights [4, 3, 2, 2] of a convolution have strides 12, 4, 2, 1, and 12, 1, 6, 3 with their channels last."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten())
+    batch = (torch.randn(2, 3, 3, 3), torch.randn(2, 16))
+    train_step = compiled(capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batch))
+    model.to(memory_format=torch.channels_last)
+    rule = "0.weight has strides (12, 1, 6, 3) now, the step was captured with (12, 4, 2, 1) (memory_format): capture and"
+    with pytest.raises(StepChanged, match=re.escape(rule)):
+        train_step(batch)
+    model.to(memory_format=torch.contiguous_format)
+    train_step(batch)
+    train_step.close()
 
 
 def test_a_model_that_has_lost_its_values_is_refused() -> None:

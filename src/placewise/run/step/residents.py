@@ -73,6 +73,8 @@ class Residents:
         self._of_model = [i for i in kept if residents[i].kind != "state"]
         self._places = [self._owners[residents[i].name] for i in self._of_model]
         self._facts = [self._facts_of(residents[i]) for i in self._of_model]
+        looks = [(place, residents[i].like) for place, i in enumerate(self._of_model)]
+        self._images = [(place, like.stride()) for place, like in looks if like is not None and like.dim() in (4, 5)]
         states = [i for i in kept if residents[i].kind == "state"]
         self._states = self._entries([i for i in states if residents[i].tensor >= 0])
         self._state_homes = [self._torch_devices[residents[i].tensor] for entry in self._states for i in entry.residents]
@@ -105,6 +107,9 @@ class Residents:
         found = [owner[key] for owner, key in self._places]
         if list(map(_type_and_device, found)) != self._facts:
             found = [self._getters[i](given) for i in self._of_model]
+        for place, strides in self._images:
+            if found[place].stride() != strides:
+                self._refuse_layout(self._program.residents[self._of_model[place]], found[place])
         if self._states or self._counters:
             assert self._step.optimizer is not None
             state = self._step.optimizer.state
@@ -115,6 +120,15 @@ class Residents:
             found += chain.from_iterable([entry.find(state[entry.parameter]) for entry in self._counters])
         found += [self._getters[i](given) for i in self._others]
         return [found[place] for place in self._in_order]
+
+    def _refuse_layout(self, resident: Resident, tensor: Tensor) -> None:
+        """Raises StepChanged if a tensor is laid out otherwise in memory: `model.to(memory_format=...)`."""
+        assert resident.like is not None
+        if any(n > 1 and a != b for n, a, b in zip(tensor.size(), tensor.stride(), resident.like.stride(), strict=False)):
+            raise StepChanged(
+                f"{resident.name} has strides {tuple(tensor.stride())} now, the step was captured with "
+                f"{tuple(resident.like.stride())} (memory_format): capture and compile the step again"
+            )
 
     def own_tensors(self) -> list[tuple[int, Tensor]]:
         """Returns the model's parameters and buffers and the optimizer's state, each with its number in the graph."""
