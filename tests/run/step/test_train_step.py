@@ -164,11 +164,11 @@ def test_a_model_that_is_laid_out_otherwise_is_refused_before_it_changes() -> No
     model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten())
     batch = (torch.randn(2, 3, 3, 3), torch.randn(2, 16))
     train_step = compiled(capture_with_mse(model, torch.optim.SGD(model.parameters(), 0.1), batch))
-    model.to(memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     rule = "0.weight has strides (12, 1, 6, 3) now, the step was captured with (12, 4, 2, 1) (memory_format): capture and"
     with pytest.raises(StepChanged, match=re.escape(rule)):
         train_step(batch)
-    model.to(memory_format=torch.contiguous_format)
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     train_step(batch)
     train_step.close()
 
