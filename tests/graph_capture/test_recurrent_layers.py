@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compiled_steps import assert_runs_like_eager, capture_with_mse, compiled
-from eager_steps import bitwise, eager_step, snapshot
 from torch import Tensor, nn
 
 from placewise.core.errors import CaptureError, ExecutionError
