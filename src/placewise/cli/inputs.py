@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from placewise.evaluate.measured import Measure
 
 
-def load_problem(options: argparse.Namespace) -> "Problem":
-    """Returns the problem of MODEL, --cluster, --memory, --profile and --grouping."""
+def load_problem(options: argparse.Namespace, *, cuda_graphs: bool = False) -> "Problem":
+    """Returns the problem of MODEL, --cluster, --memory, --profile and --grouping; with `cuda_graphs`, their launches."""
     from placewise.core.problem import Problem
+    from placewise.machines.variants import with_cuda_graphs
 
     graph, cluster, _ = load_timed(options)
-    return Problem.of(graph, cluster, options.grouping)
+    return Problem.of(graph, with_cuda_graphs(cluster) if cuda_graphs else cluster, options.grouping)
 
 
 def load_timed(options: argparse.Namespace, model: str | None = None) -> "tuple[Graph, Cluster, Profile | None]":

@@ -56,6 +56,9 @@ def add_place(commands: Any) -> None:
     add_grouping_option(parser)
     add_keep_option(parser)
     add_simple_option(parser)
+    parser.add_argument(
+        "--cuda-graphs", action="store_true", help="for a plan that runs with CUDA graphs: predict it with their launches"
+    )
     output = add_plan_options(parser)
     add_run_file_option(output)
     output.add_argument(
@@ -91,7 +94,8 @@ def _choose_micro_batches(options: argparse.Namespace) -> None:
         raise InputError(f"{AUTO} can't be used with --profile, whose times are those of one number of micro-batches")
 
     def problem_of(model: str) -> "Problem":
-        return _with_options(load_problem(argparse.Namespace(**{**vars(options), "model": model})), options)
+        given = argparse.Namespace(**{**vars(options), "model": model})
+        return _with_options(load_problem(given, cuda_graphs=options.cuda_graphs), options)
 
     number, found = choose_micro_batches(options.model, problem_of, options.seconds, options.seed, options.order)
     options.model = options.model.replace(AUTO, f"micro_batches={number}")
@@ -131,11 +135,13 @@ def _place(options: argparse.Namespace) -> None:
     if options.start is not None:
         settings = with_start(strategy, settings, options.start)
     make(strategy, settings)  # refuses wrong names before any work
+    if options.cuda_graphs and options.measure:
+        raise InputError("--cuda-graphs can't be used with --measure: placements are measured without")
     check_devices(options, measure)
     _choose_micro_batches(options)
     names = (options.model, options.cluster)
     request = Request(strategy, settings, budget, options.seed, options.order, *names, measure, tolerance)
-    problem = load_problem(options)
+    problem = load_problem(options, cuda_graphs=options.cuda_graphs)
     if options.start is not None and not options.quiet:
         _show_start(problem, options.start)
     problem = _with_options(problem, options)

@@ -89,6 +89,7 @@ class _Context:
 def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
+    from placewise.machines.variants import with_cuda_graphs
     from placewise.report.chrome_trace import read_measured
     from placewise.report.page.page_data import ShownPlan, measured_seconds
     from placewise.report.search_curves import curve_of
@@ -104,8 +105,12 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
         raise InputError(f"--measured is the trace of one plan, got {len(plans)} plans")
     graph, cluster, _ = load_timed(options, options.graph)
     problem = Problem.of(graph, cluster)
+    graphed = Problem.of(graph, with_cuda_graphs(cluster)) if any(plan.cuda_graphs for plan in plans) else problem
     graphs = [graph_of_plan(graph, plan) for plan in plans]
-    problems = [problem if found is graph else Problem.of(found, cluster) for found in graphs]
+    problems = [
+        of if found is graph else Problem.of(found, of.cluster)
+        for found, of in zip(graphs, (graphed if plan.cuda_graphs else problem for plan in plans), strict=True)
+    ]
     resolved = [plan.resolve(of, path) for plan, of, path in zip(plans, problems, options.sources, strict=True)]
     schedules = [
         Simulator(of, "program").schedule(placement, order)
@@ -121,7 +126,7 @@ def _of_plans(options: argparse.Namespace) -> "list[ShownPlan]":
             label,
             schedule,
             context(of)[0],
-            context(problem)[1],
+            context(graphed if plan.cuda_graphs else problem)[1],
             curve_of(plan.history),
             plan.strategy,
             plan.seed,

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from placewise.cli.inputs import check_busy, check_together, load_profile
@@ -73,13 +74,15 @@ def _run(options: argparse.Namespace) -> None:
             f"run it over hosts, start it with torchrun --nnodes {len(cluster.host_names)} --nproc-per-node 1 -m placewise"
         )
     devices = real_devices(cluster, dict(options.virtual))
-    if options.cuda_graphs and not any(device.kind == "gpu" for device in devices):
+    has_gpu = any(device.kind == "gpu" for device in devices)
+    if options.cuda_graphs and not has_gpu:
         raise InputError(f"--cuda-graphs needs a GPU, cluster {cluster.name!r} has none")
+    graphs = options.cuda_graphs or (plan.cuda_graphs and has_gpu)
     step = load_with_weights(options.model, options.seed)
     step = step_of_plan(plan, step)
-    predicted = _predict(options, step, cluster, plan, devices)
+    predicted = _predict(options, step, cluster, replace(plan, cuda_graphs=graphs), devices)
     problem, placement, order = predicted.whole
-    train_step = compile_placement(problem, placement, order, step, devices, options.cuda_graphs)
+    train_step = compile_placement(problem, placement, order, step, devices, graphs)
     found = _measure(options, train_step, predicted, step)
     if options.trace:
         write_trace(found.schedule, options.trace, is_measured=True)
@@ -104,7 +107,7 @@ def _run_over_hosts(options: argparse.Namespace, plan: "Plan", cluster: "Cluster
 
     step, weights = load_with_deferred_weights(options.model, options.seed)
     step = step_of_plan(plan, step)
-    predicted = _predict(options, step, cluster, plan, ())
+    predicted = _predict(options, step, cluster, replace(plan, cuda_graphs=False), ())
     with joined_ranks(options.timeout) as rank:
         problem, placement, order = predicted.whole
         train_step = compile_part(problem, placement, order, step, weights, dict(options.virtual))
@@ -179,6 +182,7 @@ def _measure(options: argparse.Namespace, train_step: Any, predicted: Any, step:
 def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, devices: "tuple[RealDevice, ...]") -> Any:
     """Returns the simulator's schedule of the plan, with measured times if there is a --profile."""
     from placewise.core.problem import Problem
+    from placewise.machines.variants import with_cuda_graphs
     from placewise.simulate.simulator import Simulator
 
     graph, profile = step.graph, None
@@ -188,7 +192,7 @@ def _predict(options: argparse.Namespace, step: Any, cluster: Any, plan: Any, de
         profile = load_profile(options, cluster)
         _compare_hardware(profile, devices, options.profile)
         graph, cluster = apply_profile(step, cluster, profile, options.busy)
-    problem = Problem.of(graph, cluster)
+    problem = Problem.of(graph, with_cuda_graphs(cluster) if plan.cuda_graphs else cluster)
     placement, order = plan.resolve(problem, options.plan)
     schedule = Simulator(problem, "program").schedule(placement, order)
     if profile is None or not options.together:

@@ -39,6 +39,7 @@ def add_simulate(commands: Any) -> None:
 def _simulate(options: argparse.Namespace) -> None:
     from placewise.core.plan import Plan
     from placewise.core.problem import Problem
+    from placewise.machines.variants import with_cuda_graphs
     from placewise.report.chrome_trace import write_trace
     from placewise.rewrite.memory_options import graph_of_plan
     from placewise.simulate.simulator import Simulator
@@ -51,6 +52,7 @@ def _simulate(options: argparse.Namespace) -> None:
         )
     plan = Plan.load(options.plan)
     graph, cluster, profile = load_timed(options)
+    cluster = with_cuda_graphs(cluster) if plan.cuda_graphs else cluster
     problem = Problem.of(graph_of_plan(graph, plan), cluster)
     placement, order = plan.resolve(problem, options.plan)
     simulator = Simulator(problem, options.order or "program")

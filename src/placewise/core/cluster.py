@@ -85,6 +85,7 @@ class Cluster:
     dispatch_seconds: float = 0.0  # host time to launch an op or a copy; one between hosts takes it on both
     description: str = ""
     copy_dispatch_seconds: float | None = None  # host time to launch a copy, if that takes longer than an op's launch
+    cuda_graphs: bool = False  # the two times are those with CUDA graphs (machines/variants.py); plans for it use them
 
     def __post_init__(self) -> None:
         _check(self)

@@ -70,6 +70,7 @@ class Plan:
     simplicity: Simplicity | None = None  # how much simpler it is than the fastest plan found
     groups: tuple[str, ...] = ()  # [the graph's own groups], names by which other graphs find them: of their first ops
     rewrites: tuple[str, ...] = ()  # what made its graph of the captured one, with versions: "fuse 2"
+    cuda_graphs: bool = False  # it is predicted with CUDA graphs, and runs with them
     machine: Cluster | None = field(default=None, compare=False)  # the cluster itself, unless it is a preset
 
     def save(self, path: str | Path) -> None:
@@ -87,6 +88,7 @@ class Plan:
         spent = "? evaluations" if self.evaluations is None else format_count(self.evaluations, "evaluation")
         lines = [f"{step} a step on {self.cluster}{bound} ({self.strategy}, {spent}, seed {self.seed})"]
         lines += [f"  {line}" for line in self.trust()]
+        lines += ["  with CUDA graphs"] * self.cuda_graphs
         lines += [f"  {REWRITTEN.get(name.partition(' ')[0], 'rewritten')} ({name})" for name in self.rewrites]
         width = max(map(len, self.peak_bytes), default=0)
         for device, peak in self.peak_bytes.items():
@@ -115,13 +117,14 @@ class Plan:
 
     def compile(
         self, step: Any, cluster: Any = None, *, virtual: Mapping[str, int | tuple[int, ...]] | None = None,
-        cuda_graphs: bool = False, weights: Any = None,
+        cuda_graphs: bool | None = None, weights: Any = None,
     ) -> Any:  # fmt: skip
         """Returns a TrainStep that runs the captured step on this machine as planned: `loss = train_step(batch)`.
 
         The default cluster is the plan's own, or else this machine. `virtual` cuts GPUs into several devices: {"cuda:0": 4},
         or {"cuda:0": (32, 64)} for slices of so many multiprocessors.
-        `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory (docs/run.md).
+        `cuda_graphs` replays sequences of GPU ops as CUDA graphs, which uses more memory (docs/run.md); the default is what
+        the plan was made for.
         `weights` are the `placewise.DeferredWeights()` that the model was built in; "empty" makes room for a checkpoint.
         """
         from placewise.run.step.compiling import compile_plan

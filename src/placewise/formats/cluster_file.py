@@ -22,6 +22,7 @@ CLUSTER_FIELDS = (
     "description",
     "dispatch_seconds",
     "copy_dispatch_seconds",
+    "cuda_graphs",
     "devices",
     "links",
     "default_link",
@@ -66,6 +67,7 @@ def parse_cluster(data: Any, source: str = "cluster") -> Cluster:
             top.number("dispatch_seconds", 0),
             top.text("description", ""),
             top.number("copy_dispatch_seconds") if "copy_dispatch_seconds" in top.given else None,
+            read_flag(top, "cuda_graphs"),
         )
     except ClusterError as problem:
         raise ClusterError(f"{source}: {problem}") from None
@@ -158,6 +160,8 @@ def format_cluster(cluster: Cluster) -> str:
     head["dispatch_seconds"] = float(cluster.dispatch_seconds)
     if cluster.copy_dispatch_seconds is not None:
         head["copy_dispatch_seconds"] = float(cluster.copy_dispatch_seconds)
+    if cluster.cuda_graphs:
+        head["cuda_graphs"] = True
     sections = [tomli_w.dumps(head)]
     for device in cluster.devices:
         fields: dict[str, Any] = {

@@ -39,7 +39,7 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 def plan_fields(plan: Plan) -> dict[str, Any]:
     """Returns what a plan's file contains."""
     fields = {"format": FORMAT, "version": VERSION, **asdict(replace(plan, machine=None))}
-    for name in ("groups", "rewrites", "interval_seconds", "simplicity"):
+    for name in ("groups", "rewrites", "interval_seconds", "simplicity", "cuda_graphs"):
         if not fields[name]:
             del fields[name]
     return fields if plan.machine is None else {**fields, "machine": tomllib.loads(format_cluster(plan.machine))}
@@ -67,6 +67,9 @@ def _findings(plan: Fields) -> dict[str, Any]:
         found["interval_seconds"] = (ends.number("low"), ends.number("high"))
     if plan.get("simplicity", None) is not None:
         found["simplicity"] = read_simplicity(plan.mapping("simplicity"), f"{plan.element}: simplicity", PlanError)
+    found["cuda_graphs"] = plan.get("cuda_graphs", False)
+    if not isinstance(found["cuda_graphs"], bool):
+        raise plan.wrong(f"cuda_graphs must be true or false, got {describe(found['cuda_graphs'])}")
     found["parameters"], peaks = plan.mapping("parameters", {}), plan.mapping("peak_bytes", {})
     devices = Fields(f"{plan.element}: peak_bytes", peaks, tuple(peaks), PlanError)
     found["peak_bytes"] = {device: devices.integer(device) for device in peaks}

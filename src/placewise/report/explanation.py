@@ -36,7 +36,8 @@ def explain(problem: Problem, schedule: Schedule, bound: "Bound | None") -> tupl
     if not schedule.step_seconds:
         return ("no op takes any time",)
     gain = [] if bound is None else [_possible_gain(problem, schedule.step_seconds, bound)]
-    lines = (_where(schedule), _limits(schedule), *gain)
+    graphs = ["Launches are those with CUDA graphs."] if problem.cluster.cuda_graphs else []
+    lines = (_where(schedule), _limits(schedule), *gain, *graphs)
     return tuple(" ".join(line.split()) for line in lines)  # names may have line breaks
 
 

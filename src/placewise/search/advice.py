@@ -14,6 +14,7 @@ from placewise.core.problem import Problem
 from placewise.core.quantities import format_seconds
 from placewise.machines.variants import (
     gpus_of,
+    with_cuda_graphs,
     with_faster_launches,
     with_faster_links,
     with_half_the_memory,
@@ -59,7 +60,7 @@ class Change(NamedTuple):
     """Something that could be changed, and what the step would take then."""
 
     what: str
-    kind: str  # "free": nothing to buy and the same numbers; "software": other numbers; "machine"; "less": of the machine
+    kind: str  # "free": nothing to buy and the same numbers; "software": other numbers or more memory; "machine"; "less"
     seconds: float  # for as many samples as before; infinite if nothing fits
     option: str = ""  # how to ask for it
 
@@ -190,12 +191,25 @@ def limits_in_words(schedule: Schedule, limits: tuple[LimitingPart, ...]) -> str
         name = schedule.problem.cluster.device_names[busiest]
         return f"no part alone: the work is balanced, {name} is busy {share:.0%} of the step"
     if limits[0].what == "launches":
+        graphs = "".join(f"; {_in_words(change, schedule.step_seconds)}" for change in _graphs(schedule))
         launching = (
             schedule.problem.cluster.dispatch_seconds * schedule.problem.num_ops
             + schedule.problem.cluster.copy_launch_seconds * len(schedule.copy_tensors)
         )
-        return f"launches: the host needs {format_seconds(launching)} of the step for them"
+        return f"launches: the host needs {format_seconds(launching)} of the step for them{graphs}"
     return f"{limits[0].what}: at twice the speed the step would be {limits[0].saved:.0%} shorter"
+
+
+def _graphs(schedule: Schedule) -> Iterator[Change]:
+    """Yields CUDA graphs with the same placement and order; not if they save little, or there is no GPU."""
+    problem = schedule.problem
+    if problem.cluster.cuda_graphs or all(device.kind != "gpu" for device in problem.cluster.devices):
+        return
+    other = replace(problem, cluster=with_cuda_graphs(problem.cluster))
+    found = Simulator(other, "program").simulate(schedule.placement[None], schedule.order[None])
+    change = Change("CUDA graphs (--cuda-graphs)", "software", float(found.step_seconds[0]))
+    if change.saved(schedule.step_seconds) >= SAME:
+        yield change
 
 
 def alone_in_words(alone: tuple[str, float] | None, seconds: float, num_devices: int) -> str:
@@ -251,7 +265,7 @@ class Adviser:
         alone = fastest_alone(problem)
         if schedule is None:
             return None
-        changes = [*self._captures(graph, cluster, step), *self._machines(graph, cluster, schedule)]
+        changes = [*self._captures(graph, cluster, step), *_graphs(schedule), *self._machines(graph, cluster, schedule)]
         changes = [
             change._replace(seconds=max(change.seconds, schedule.step_seconds)) if change.kind == "less" else change
             for change in changes

@@ -25,6 +25,7 @@ from placewise.core.quantities import format_bytes
 from placewise.evaluate import open_evaluator
 from placewise.evaluate.measured import Measure
 from placewise.machines.presets import is_preset
+from placewise.machines.variants import with_cuda_graphs
 from placewise.search.budget import budget_of
 from placewise.search.driver import Outcome, Progress, search
 from placewise.search.request import DEFAULT_STRATEGY, Request, as_text, parameters_of, specify
@@ -203,6 +204,7 @@ class Planner:
             simplicity=outcome.simplicity,
             groups=names_of_groups(problem.graph),
             rewrites=problem.graph.rewrites,
+            cuda_graphs=problem.cluster.cuda_graphs,
             machine=None if is_preset(problem.cluster) else problem.cluster,
         )
 
@@ -227,6 +229,7 @@ def place(
     recompute: bool = True,
     park: bool = True,
     simple: float | None = None,
+    cuda_graphs: bool = False,
 ) -> Plan:
     """Returns the best plan that a strategy finds for a step on a cluster (or its name); NothingFits if none fits.
 
@@ -238,6 +241,7 @@ def place(
     or another machine: strategies with a `start` begin there. `auto` also takes a pair, that step and its plan.
     Where memory is tight, tensors may be recomputed (`recompute`) or wait on other devices (`park`) if that is faster.
     The plan is the simplest that takes at most `simple` longer than the fastest one found: 0.02 for auto, 0 for others.
+    With `cuda_graphs` it is predicted with their launches, and `plan.compile` uses them.
     """
     graph, cluster, measure = as_graph(step), as_cluster(cluster), _measure_of(measure)
     _check("a string", str, strategy=strategy, grouping=grouping)
@@ -246,6 +250,10 @@ def place(
     _check("a whole number", (Integral, NoneType), evaluations=evaluations, workers=workers)
     _check("a whole number", (Integral,), seed=seed)
     _check("an address, or 'local'", (str, NoneType), ray=ray)
+    if cuda_graphs:
+        if measure is not None:
+            raise InputError("cuda_graphs can't be used when placements are measured: they are measured without")
+        cluster = with_cuda_graphs(cluster)
     problem = Problem.of(graph, cluster, grouping)
     if measure is None and not isinstance(start, tuple):
         problem = with_options_if_tight(problem, recompute=recompute, park=park)

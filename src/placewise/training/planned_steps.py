@@ -21,6 +21,7 @@ from placewise.core.quantities import format_count
 from placewise.graph_capture.capture import CapturedStep, capture_step
 from placewise.graph_capture.training_step import TrainingStep
 from placewise.machines.slices import Cut
+from placewise.machines.variants import with_cuda_graphs
 from placewise.run.step.batches import describe_batch, signature_of
 from placewise.run.step.compiling import compile_plan
 from placewise.run.step.train_step import TrainStep
@@ -89,6 +90,8 @@ def train_step(
             number = "a number" if float in types else "a whole number"
             raise InputError(f"{name} must be {number} of at least {least}, got {value!r}")
     machine = Cluster.detect() if cluster == HERE else as_cluster(cluster)
+    if cuda_graphs and any(device.kind == "gpu" for device in machine.devices):
+        machine = with_cuda_graphs(machine)
     compiling = {"virtual": virtual, "cuda_graphs": cuda_graphs}
     return PlannedSteps(options, machine, seconds, seed, max_plans, compiling, report or _print_to_stderr)
 

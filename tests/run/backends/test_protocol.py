@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compiled_steps import capture_with_mse, cpu_cluster, small_training
+from compiled_steps import capture_with_mse, cpu_cluster, plan_by_op, small_training
 from eager_steps import eager_step
 from simulated import random_placements
 from stand_in_accelerator import StandInAccelerator
@@ -65,6 +65,27 @@ def test_a_new_kind_of_device_trains_next_to_cpu_threads(new_kind: str, is_recor
     assert (train_step.num_recorded_ops > 0) == is_recorded
     assert train_step.allocated_bytes() == {"cpu:0": 7, "cpu:2": 7}
     train_step.close()
+
+
+@pytest.mark.parametrize(
+    ("of_plan", "given", "is_recorded"), [(True, None, True), (True, False, False), (False, True, True)]
+)
+def test_a_plan_made_for_graphs_runs_with_them(
+    monkeypatch: pytest.MonkeyPatch, of_plan: bool, given: bool | None, is_recorded: bool
+) -> None:
+    """On a stand-in for a GPU; what the caller says goes first."""
+    monkeypatch.setitem(backends.BACKENDS, "gpu", "stand_in_accelerator:StandInAccelerator")
+    backends.backend_of.cache_clear()
+    monkeypatch.setattr(recorded_segments, "FEWEST_OPS", 2)
+    model, optimizer, batch = small_training()
+    step = capture_with_mse(model, optimizer, batch)
+    plan = replace(plan_by_op(step, lambda name: "cpu:0"), cuda_graphs=of_plan)
+    train_step = plan.compile(step, cluster_of_kinds("gpu"), cuda_graphs=given)
+    for _ in range(4):
+        train_step(batch)
+    assert (train_step.num_recorded_ops > 0) == is_recorded
+    train_step.close()
+    backends.backend_of.cache_clear()
 
 
 def test_cores_are_left_for_launching_on_a_new_kind_of_device(new_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

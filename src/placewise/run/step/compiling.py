@@ -41,11 +41,12 @@ def compile_plan(
     step: CapturedStep,
     cluster: Cluster | str | Path | None = None,
     virtual: Mapping[str, Cut] | None = None,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | None = None,
     weights: DeferredWeights | str | None = None,
 ) -> TrainStep:
     """Returns the step as the plan places it, ready to run on this machine.
 
+    Without `cuda_graphs`, CUDA graphs are used if the plan was made for them and there is a GPU.
     `weights` are those of a model on the meta device, see `fill_own`.
 
     If no cluster is given, it is the plan's own, or the preset that it names, or this machine as `placewise detect`
@@ -67,13 +68,15 @@ def compile_plan(
         cluster, source = Cluster.detect(), "plan (no cluster was given, so this machine was detected)"
     cluster = as_cluster(cluster)
     step = step_of_plan(plan, step)
-    if cuda_graphs and all(device.kind != "gpu" for device in cluster.devices):
+    has_gpu = any(device.kind == "gpu" for device in cluster.devices)
+    if cuda_graphs and not has_gpu:
         raise ExecutionError(f"cuda_graphs: cluster {cluster.name!r} has no GPU")
     problem = Problem.of(step.graph, cluster)
     placement, order = plan.resolve(problem, source)
     if len(cluster.host_names) > 1 and is_distributed():
         return compile_part(problem, placement, order, step, weights, virtual)
-    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), cuda_graphs, weights)
+    graphs = plan.cuda_graphs and has_gpu if cuda_graphs is None else cuda_graphs
+    return compile_placement(problem, placement, order, step, real_devices(cluster, virtual), graphs, weights)
 
 
 def _is_cut(value: object) -> bool:
