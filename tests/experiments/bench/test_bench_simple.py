@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from placewise.cli import main
 from placewise.experiments.bench.bench_simple import _summary
 
@@ -9,8 +11,15 @@ from placewise.experiments.bench.bench_simple import _summary
 def test_the_page_says_how_it_was_made_and_has_a_row_for_each_pair(tmp_path: Path) -> None:
     page = tmp_path / "simple.md"
     model = "rnnlm:layers=2,hidden=8,steps=2,batch=2,vocab=9"
-    assert main(["bench", "simple", model, "--clusters", "2xK80", "--seconds", "0.3", "-o", str(page)]) == 0
+    rows = str(tmp_path / "rows.json")
+    command = ["bench", "simple", model, "--seconds", "0.3", "-o", str(page), "--rows-file", rows, "--clusters"]
+    assert main([*command, "2xK80"]) == 0
     text = page.read_text()
+    with pytest.MonkeyPatch.context() as patch:  # what is in the rows' file is not placed again
+        patch.setattr("placewise.search.planner.place", None)
+        assert main([*command, "2xK80"]) == 0
+    assert page.read_text() == text
+    assert main([*command, "2xK80", "--simple", "3%"]) == 2
     assert f"placewise bench simple {model} --clusters 2xK80 --seconds 0.3 -o docs/results/simple.md" in text
     assert f"| {model} | 2xK80 | " in text
 

@@ -1,6 +1,8 @@
 """What simple plans cost: `placewise bench simple`."""
 
+import json
 import math
+import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ class SimplePlans(Benchmark):
     output: str | None = option(
         "file", f"write the page of the docs ({PAGE}), also that of a run that is stopped", "PAGE.MD"
     )
+    rows_file: str | None = option("file", "keep the rows here; the same command then continues", "ROWS.JSON")
 
     def run(self) -> Findings:
         """Places every model on every machine twice: for the fastest plan, and for a simple one."""
@@ -67,13 +70,18 @@ class SimplePlans(Benchmark):
 
         clusters = {name: Cluster.load(name) for name in self.clusters}
         graphs = lru_cache(maxsize=1)(load_graph)
-        rows: Rows = []
+        rows = self._kept_rows()
+        done = {(row["model"], row["cluster"]) for row in rows}
         is_complete = True
         try:
             for model in self.models:
                 for name, cluster in clusters.items():
+                    if (_short(model), name) in done:
+                        continue
                     rows.append(self._compare(Problem.of(graphs(model), cluster), model, name))
                     print(" ".join(_cells(rows[-1])), file=sys.stderr, flush=True)
+                    if self.rows_file is not None:
+                        write_bytes(self.rows_file, json.dumps({"options": self._measured(), "rows": rows}).encode())
                     if self.output is not None:
                         write_bytes(self.output, self._page(rows).encode())
         except KeyboardInterrupt:
@@ -81,6 +89,22 @@ class SimplePlans(Benchmark):
         cells = [_cells(row) for row in rows]
         text = f"{table(list(COLUMNS), cells)}\n\n{_summary(rows)}"
         return Findings({self.name(): rows}, text, is_complete=is_complete)
+
+    def _measured(self) -> dict[str, float]:
+        """Returns the options that rows depend on."""
+        return {"seconds": self.seconds, "simple": self.simple, "seed": self.seed}
+
+    def _kept_rows(self) -> Rows:
+        """Returns the rows of earlier runs with the same options."""
+        from placewise.core.errors import InputError
+        from placewise.formats.files import Fields, read_json
+
+        if self.rows_file is None or not os.path.lexists(self.rows_file):
+            return []
+        kept = Fields(self.rows_file, read_json(self.rows_file, InputError), ("options", "rows"), InputError)
+        if kept.mapping("options") != self._measured():
+            raise kept.wrong(f"its rows were measured with {kept.mapping('options')}, not with {self._measured()}")
+        return kept.entries("rows")
 
     def _page(self, rows: Rows) -> str:
         from placewise.report.markdown_tables import markdown_table
@@ -102,7 +126,7 @@ class SimplePlans(Benchmark):
         from placewise.core.errors import NothingFits
         from placewise.search.planner import place
 
-        row: dict[str, Any] = {"model": model.rpartition(":")[2] if "outside_models" in model else model, "cluster": cluster}
+        row: dict[str, Any] = {"model": _short(model), "cluster": cluster}
         for name, simple in (("fastest", 0.0), ("simple", self.simple)):
             try:
                 plan = place(problem.graph, problem.cluster, seconds=self.seconds, seed=self.seed, simple=simple)
@@ -110,6 +134,11 @@ class SimplePlans(Benchmark):
                 return row
             row[name] = _figures(problem, plan)
         return row
+
+
+def _short(model: str) -> str:
+    """Returns a model's name in the table."""
+    return model.rpartition(":")[2] if "outside_models" in model else model
 
 
 def _figures(problem: "Problem", plan: "Plan") -> dict[str, Any]:
