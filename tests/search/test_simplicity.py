@@ -3,7 +3,9 @@
 import json
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from placewise.search.store import Run, RunFile
 from placewise.simulate.cuts import Crossings
 from placewise.simulate.simulator import Simulator
 from placewise.strategies.auto.candidates import Candidate
+from placewise.strategies.auto.chains import Chains
 
 MODEL = "rnnlm:layers=2,hidden=8,steps=3,batch=4,vocab=11"
 
@@ -77,6 +80,27 @@ def test_two_copies_for_one_percent_are_not_worth_it() -> None:
         answer, _, gave = simplify(front, fastest, np.random.default_rng(0))
         assert (gave.copies, gave.fastest_copies, gave.devices) == (copies, 2, 1 + (copies > 0))
         assert len(set(answer.placement.tolist())) == gave.devices
+
+
+def test_walks_go_on_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is a second later whenever it is read, walks get 180 of 400 s: a round for each."""
+    step, rng = random_step(0, 6, 2, 10_000, "colocated")
+    model = Simulator(step.problem, threads=1)
+    fastest = next(
+        candidate
+        for placement in random_placements(step.problem, rng, 50)
+        if (candidate := Candidate.of(model, placement)).overflow_bytes == 0 and len(set(placement.tolist())) > 1
+    )
+    clock, rounds = count(), list[int]()
+
+    def trade(chains: Chains, chain: int, candidate: Candidate, *others: object) -> Candidate:
+        rounds.append(chain)
+        return candidate
+
+    monkeypatch.setattr("placewise.search.simplicity.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(Chains, "trade", trade)
+    simplify(Front(model, Crossings.of(step.problem), 0.02), fastest, np.random.default_rng(0), 400.0)
+    assert rounds.count(0) > 100
 
 
 def test_the_same_seed_gives_the_same_plan(problem: Problem) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ DEFAULT_TOLERANCE = 0.02  # of auto's plans; a strategy that is asked for by nam
 
 SHARE = 0.3  # of a budget in seconds: what is kept for making the plan simpler
 
-ROUNDS, CYCLE = 80, 20  # of walks; each cycle goes from hot to cold
+ROUNDS, CYCLE = 80, 20  # of walks, without a deadline; each cycle goes from hot to cold
 
 MOST_OPS = 16_000_000  # launches in the rounds' whole passes: large steps get fewer rounds
 
@@ -251,7 +252,7 @@ def _walk(front: Front, rng: np.random.Generator, deadline: float | None) -> Non
     chains = Chains(front.model, rng.integers(1, 2**63, auto.chains))
     candidates, prices = list[Candidate](), list[float]()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for turn in range(rounds):
+        for turn in range(rounds) if deadline is None else count():
             if deadline is not None and time.monotonic() >= deadline:
                 return
             limit = front.best_seconds * (1 + front.tolerance)
