@@ -23,7 +23,7 @@ class PriorityWorkspace(NamedTuple):
     """Scratch memory of a list schedule; between schedules all `arrivals` are NEVER."""
 
     order: Int32s  # [ops], the result
-    path: Floats  # [ops], the longest remaining path
+    path: Floats  # [ops], the longest remaining path, or what else says which op is the most urgent
     arrived: Floats  # [ops], when the last input arrived
     pending: Int32s  # [ops], how many values and ops each op still waits for
     arrivals: Floats  # [values * devices]
@@ -94,7 +94,7 @@ def _is_before(keys: Floats, a: int, b: int) -> bool:
 
 
 @borrowing
-def _push(heap: Int32s, first: int, count: int, keys: Floats, op: int) -> None:
+def push(heap: Int32s, first: int, count: int, keys: Floats, op: int) -> None:
     """Adds an op to the heap of `count` ops that begins at `first`; the smallest key is on top."""
     i = count
     while i > 0:
@@ -108,7 +108,7 @@ def _push(heap: Int32s, first: int, count: int, keys: Floats, op: int) -> None:
 
 
 @borrowing
-def _pop(heap: Int32s, first: int, count: int, keys: Floats) -> int:
+def pop(heap: Int32s, first: int, count: int, keys: Floats) -> int:
     """Removes the op with the smallest key from a heap of `count` ops, and returns it."""
     top: int = heap[first]
     last = heap[first + count - 1]
@@ -128,22 +128,32 @@ def _pop(heap: Int32s, first: int, count: int, keys: Floats) -> int:
 
 
 @borrowing
-def _queue(
+def queue(
     n: int, here: int, now: float, arrived: Floats, urgency: Floats, heap_starts: Int32s,
     ready: Int32s, num_ready: Int32s, later: Int32s, num_later: Int32s,
 ) -> None:  # fmt: skip
     """Puts an op that waits for no other op into the heap of ops that can start now, or of those that can start later."""
     if arrived[n] <= now:
-        _push(ready, heap_starts[here], num_ready[here], urgency, n)
+        push(ready, heap_starts[here], num_ready[here], urgency, n)
         num_ready[here] += 1
     else:
-        _push(later, heap_starts[here], num_later[here], arrived, n)
+        push(later, heap_starts[here], num_later[here], arrived, n)
         num_later[here] += 1
 
 
 @borrowing
 def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
     """Writes the priority order of the placement in `work.devices` into `schedule.order`."""
+    remaining_paths(flat, waits, work.devices, schedule.path)
+    list_order(flat, waits, work, schedule)
+
+
+@borrowing
+def list_order(flat: FlatProblem, waits: Dependencies, work: Workspace, schedule: PriorityWorkspace) -> None:
+    """Writes the order in which a list schedule starts the ops into `schedule.order`: those of the longest `path` first.
+
+    It overwrites the paths.
+    """
     num_devices, num_ops = flat.num_devices, len(flat.op_groups)
     op_groups, op_seconds = flat.op_groups, flat.op_seconds
     channels, second_channels = flat.channels, flat.second_channels
@@ -157,7 +167,6 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
     num_ready, num_later = schedule.num_ready, schedule.num_later
     running, run_end, busy = schedule.running, schedule.run_end, schedule.busy
 
-    remaining_paths(flat, waits, devices, urgency)
     heap_starts[:] = 0
     for n in range(num_ops):
         urgency[n] = -urgency[n]  # so that the longest path is on top of a heap
@@ -171,7 +180,7 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
     for n in range(num_ops):
         if pending[n] == 0:
             here = devices[op_groups[n]]
-            _queue(n, here, 0.0, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+            queue(n, here, 0.0, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
 
     now, started, num_copies, num_values, finished = 0.0, 0, 0, len(residents), -1
     while True:
@@ -198,14 +207,14 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
                     arrived[n] = max(arrived[n], arrival)
                 pending[n] -= 1
                 if pending[n] == 0:
-                    _queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+                    queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
         if finished >= 0:
             for follower in range(follower_ends[finished], follower_ends[finished + 1]):
                 n = followers[follower]
                 pending[n] -= 1
                 if pending[n] == 0:
                     here = devices[op_groups[n]]
-                    _queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
+                    queue(n, here, now, arrived, urgency, heap_starts, ready, num_ready, later, num_later)
         # 2. If another op ends at this moment, its values come next.
         finished, num_values = -1, 0
         for device in range(num_devices):
@@ -222,12 +231,12 @@ def priority_order(flat: FlatProblem, waits: Dependencies, work: Workspace, sche
             if running[device] < 0:
                 first = heap_starts[device]
                 while num_later[device] > 0 and arrived[later[first]] <= now:
-                    n = _pop(later, first, num_later[device], arrived)
+                    n = pop(later, first, num_later[device], arrived)
                     num_later[device] -= 1
-                    _push(ready, first, num_ready[device], urgency, n)
+                    push(ready, first, num_ready[device], urgency, n)
                     num_ready[device] += 1
                 if num_ready[device] > 0:
-                    n = _pop(ready, first, num_ready[device], urgency)
+                    n = pop(ready, first, num_ready[device], urgency)
                     num_ready[device] -= 1
                     order[started] = n
                     started += 1

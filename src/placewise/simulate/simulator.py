@@ -169,7 +169,8 @@ class Simulator:
         return max(longest_step_seconds(self.problem) * (1 + ROUNDING), SHORTEST)
 
     @cached_property
-    def _dependencies(self) -> Dependencies:
+    def dependencies(self) -> Dependencies:
+        """Which ops wait for which values and ops."""
         return build_dependencies(self.problem)
 
     @cached_property
@@ -185,7 +186,7 @@ class Simulator:
         workspace = self._workspace()
         if orders is None and self.order == "priority":
             priority.simulate_priority_batch(
-                self.flat, self._dependencies, placements, self._program, workspace.times, workspace.memory,
+                self.flat, self.dependencies, placements, self._program, workspace.times, workspace.memory,
                 workspace.priority, seconds, peaks, kept,
             )  # fmt: skip
         else:
@@ -201,7 +202,7 @@ class Simulator:
             part(0, batch)
             return
         bounds = np.linspace(0, batch, min(self.threads, batch) + 1).astype(int).tolist()
-        self.flat, self._dependencies  # noqa: B018  made here once, not by every thread
+        self.flat, self.dependencies  # noqa: B018  made here once, not by every thread
         list(self._pool.map(part, bounds[:-1], bounds[1:]))
 
     def _workspace(self) -> "_Workspaces":
@@ -211,7 +212,7 @@ class Simulator:
             return _Workspaces(
                 kernels.new_workspace(self.flat, self.problem.num_groups),
                 kernels.new_memory_workspace(self.flat),
-                priority.new_priority_workspace(self.flat, self._dependencies),
+                priority.new_priority_workspace(self.flat, self.dependencies),
             )
 
 
