@@ -22,6 +22,7 @@ from placewise.strategies.auto.candidates import Candidate, best_first, best_of
 from placewise.strategies.auto.chains import Chains
 from placewise.strategies.auto.choosing import Walks, choose
 from placewise.strategies.auto.corrected_model import MeasuredPlacement, correct_times, pick_different
+from placewise.strategies.auto.dealing import Deal, anneal
 from placewise.strategies.auto.starts import (
     LARGE_STEP,
     evolve,
@@ -42,6 +43,10 @@ FINE = np.array([1, 1, 4, 4, 1, 4, 3, 3])  # [kinds], in odd cycles
 MOST_TRIALS = 1000  # of a walk: with more, small problems would only wait
 SMALL_STEP = 64  # ops of a step in which a walk gets from any placement to any other
 EXACT_EFFORT = 1.0  # of the solver: about seconds
+DEAL_TURNS = 20  # proposals while the calls of modules are dealt out
+DEAL_PATIENCE = 1  # the turn by which a chain must have found something better than all starts
+MOST_DEALS = 4000  # trials of a chain that deals: more hardly help, and a small step would only wait
+DEAL_HEAT = (3e-2, 3e-4)  # first and last temperature, relative to the step time
 NEAR = 0.05  # of the best start: if one device is as near, the search has little to gain
 DIFFERENT = ("towers", "expert", "m-etf")  # measured first: few copies, few launches in a row, many of both
 EXACT = 1e-9  # relative difference up to which the evaluator is taken to be the simulator
@@ -60,6 +65,7 @@ class Auto:
     populations: int = 3  # independent populations that place coarse blocks before the walks; one for a large step
     blocks: int = 30  # of a population at first; then twice as many
     coarse: int = 4_000_000  # ops that a population simulates, for each number of blocks
+    deal: int = 25_000_000  # ops that a chain simulates to deal out the calls of modules, if there are any to deal
     cycle: int = 12  # rounds from hot to cold; each cycle is longer than the last by half
     hot: float = 3e-4  # the first temperature, relative to the step time
     cold: float = 1e-5  # the last one
@@ -70,7 +76,7 @@ class Auto:
     start: str = NO_START  # or a plan file, also of a similar graph or another machine: one more start
 
     def __post_init__(self) -> None:
-        counts = "chains effort populations blocks coarse cycle rounds batch"
+        counts = "chains effort populations blocks coarse deal cycle rounds batch"
         check_fields(self, counts, lambda v: v >= 1, "must be at least 1")
         check_fields(self, "hot cold", lambda v: 0 < v < 1, "must be above 0 and below 1")
         check_fields(self, "exact_ops", lambda v: v >= 0, "must be at least 0")
@@ -162,8 +168,12 @@ class Auto:
         """Yields the candidates and the notes of each round, without end."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             chains = pool.submit(Chains, model, rng.integers(1, 2**63, self.chains))  # made while the populations evolve
-            coarse: list[Candidate] = []  # the best of each population
-            for _ in range(self._num_populations(model.problem.num_ops)):
+            coarse: list[Candidate] = []  # the best of each population, and of each chain that deals
+            for dealt, turn in self._deal(pool, model, starts, rng):
+                coarse = [candidate for candidate in dealt if candidate.cost < starts[0].cost]
+                yield dealt, {"stage": "deal", "turn": turn}
+            num_populations = 0 if coarse else self._num_populations(model.problem.num_ops)
+            for _ in range(num_populations):
                 best: list[Candidate] = []
                 for blocks in (self.blocks, 2 * self.blocks):
                     for candidate in evolve(model, [*best, *starts], f"coarse:{blocks}", self.coarse, rng):
@@ -173,6 +183,28 @@ class Auto:
             # The best candidate now need not be the best after a walk, so both kinds of start get one.
             first = [*best_first(coarse)[: max(self.chains - 1, 1)], *starts]
             yield from self._rounds(pool, chains.result(), first, rng)
+
+    def _deal(
+        self, pool: ThreadPoolExecutor, model: Simulator, starts: list[Candidate], rng: np.random.Generator
+    ) -> Iterator[tuple[list[Candidate], int]]:
+        """Yields the best of each chain that deals out the calls of modules, after each turn; nothing where none can be.
+
+        It ends early where that gives nothing better than the starts.
+        """
+        deal = Deal.of(model.problem)
+        if not deal.can_deal.any():
+            return
+        trials = min(max(self.deal // model.problem.num_ops, DEAL_TURNS), MOST_DEALS)
+        seeds = rng.integers(1, 2**63, self.chains).tolist()
+        chains = [
+            anneal(model, deal, starts[chain % len(starts)], trials, trials // DEAL_TURNS, DEAL_HEAT, seed)
+            for chain, seed in enumerate(seeds)
+        ]
+        for turn in range(DEAL_TURNS):
+            found = list(pool.map(next, chains))
+            yield found, turn
+            if turn == DEAL_PATIENCE and best_of(found).cost >= starts[0].cost:
+                return
 
     def walk_from(
         self, model: Simulator, starts: list[Candidate], rng: np.random.Generator
