@@ -65,8 +65,8 @@ class Gap(Benchmark):
         return {
             "bound_seconds": limit.seconds,
             "bound": limit.name,
-            "step_seconds": plan.step_seconds,
-            "gap": plan.step_seconds / limit.seconds - 1 if limit.seconds else 0.0,
+            "step_seconds": schedule.step_seconds,
+            "gap": schedule.step_seconds / limit.seconds - 1 if limit.seconds else 0.0,
             "busy": [float(device) / step for device in schedule.busy_seconds],
             "busiest_channel": float(busy.max()) / step,
         }

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from placewise.core.arrays import Bools, Ints
+from placewise.core.arrays import Bools, Floats, Ints
 from placewise.core.graph import PHASES, TENSOR_KINDS, Graph
 from placewise.core.grouping import module_path
 from placewise.core.problem import Problem
@@ -89,7 +89,7 @@ class Deal:
         placement: Ints = np.where(place == self.dealt, self.gpus[self.calls % len(self.gpus)], place)
         return placement
 
-    def change(self, choice: Ints, weights: Ints, rng: np.random.Generator) -> Ints:
+    def change(self, choice: Ints, weights: Floats, rng: np.random.Generator) -> Ints:
         """Returns a choice after a random move; `weights` [blocks] adds up how often each block is drawn."""
         changed = choice.copy()
         lot = rng.random()
