@@ -120,7 +120,8 @@ def gradient_work(graph: Graph) -> Bools:
     for op, reader in zip(writers[latest_first].tolist(), readers[latest_first].tolist(), strict=True):
         if not is_update[op] and needed_by[reader] not in (NOTHING, needed_by[op]):
             needed_by[op] = needed_by[reader] if needed_by[op] == NOTHING else SEVERAL
-    return (ops.phases == BACKWARD) & (np.array(needed_by, np.int64) != SEVERAL)
+    found: Bools = (ops.phases == BACKWARD) & (np.array(needed_by, np.int64) != SEVERAL)
+    return found
 
 
 def most_calls(graph: Graph) -> int:
