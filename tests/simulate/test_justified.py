@@ -35,7 +35,10 @@ def reverse_starts(schedule: ListSchedule, ends: list[float]) -> list[float]:
             here, there = schedule.device_of[op], schedule.home[t]
             if schedule.producer[t] >= 0 and here != there and placed >= set(readers[t][here]):
                 needed = [channels[there][here] for channels in schedule.channels]
-                begin = max(now, *(busy.get(channel, 0.0) for channel in needed))
+                begin = max(
+                    now + float(schedule.problem.cluster.delay_seconds[there][here]),
+                    *(busy.get(channel, 0.0) for channel in needed),
+                )
                 end = begin + schedule.latency[there][here] + schedule.nbytes[t] / schedule.bandwidth[there][here]
                 sent_at[t, here] = end
                 busy.update(dict.fromkeys(needed, end))

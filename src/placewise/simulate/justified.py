@@ -92,7 +92,7 @@ def reverse_starts(
     num_devices, num_ops = flat.num_devices, len(flat.op_groups)
     op_groups, op_seconds = flat.op_groups, flat.op_seconds
     channels, second_channels = flat.channels, flat.second_channels
-    latency, bandwidth = flat.latency_seconds, flat.bytes_per_second
+    latency, bandwidth, delay = flat.latency_seconds, flat.bytes_per_second, flat.delay_seconds
     value_groups, value_bytes = waits.value_groups, waits.value_bytes
     reader_ends, readers = waits.reader_ends, waits.readers
     follower_ends = waits.follower_ends
@@ -142,7 +142,7 @@ def reverse_starts(
                     pending[maker] -= 1
                 elif waiting[place] == 0:
                     link = there * num_devices + here
-                    begin = max(now, busy[channels[link]], busy[second_channels[link]])
+                    begin = max(now + delay[link], busy[channels[link]], busy[second_channels[link]])
                     arrival = arrival_time(begin, value_bytes[value], latency[link], bandwidth[link])
                     busy[channels[link]] = arrival
                     busy[second_channels[link]] = arrival
