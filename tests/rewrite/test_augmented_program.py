@@ -37,7 +37,7 @@ def test_random_networks(seed: int, micro_batches: int) -> None:
 
     torch.manual_seed(0)
     batches = [(torch.randn(6 * micro_batches, 4), torch.randn(6 * micro_batches, 4)) for _ in range(5)]
-    how = {"devices": 3, "in_program_order": seed % 2 == 0, "options": True}
+    how: dict[str, Any] = {"devices": 3, "in_program_order": seed % 2 == 0, "options": True}
     assert_runs_like_eager(build, nn.MSELoss(), batches, micro_batches, seed=seed, **how)
 
 

@@ -165,13 +165,13 @@ def _join(name: str, hosts: list[Cluster], gigabits: float) -> Cluster:
     letters = string.ascii_lowercase
     names = [letters[i] if len(hosts) <= len(letters) else f"h{i}" for i in range(len(hosts))]
     _check_size(name, sum(host.num_devices for host in hosts))
-    network = Network(gigabits / 8 * 1e9 * NETWORK_FRACTION, NETWORK_LATENCY_SECONDS)
+    network = Connection(gigabits / 8 * 1e9 * NETWORK_FRACTION, NETWORK_LATENCY_SECONDS)
     kinds = dict.fromkeys(host.description.removeprefix("composed: ") for host in hosts)
     words = f"composed: {len(hosts)} hosts over {gigabits:g} Gbit/s Ethernet: {'; '.join(kinds)}"
     return join_hosts(name, names, hosts, lambda source, target: network, words)
 
 
-class Network(NamedTuple):
+class Connection(NamedTuple):
     """What a copy from one host to another takes: of the network, and of the CPUs that send and receive it."""
 
     bytes_per_second: float
@@ -182,7 +182,7 @@ class Network(NamedTuple):
 
 
 def join_hosts(
-    name: str, names: Sequence[str], hosts: Sequence[Cluster], network: Callable[[int, int], Network], words: str
+    name: str, names: Sequence[str], hosts: Sequence[Cluster], network: Callable[[int, int], Connection], words: str
 ) -> Cluster:
     """Returns hosts with a network between them, whose cards send one copy at a time and receive one.
 
@@ -211,7 +211,7 @@ def join_hosts(
     return Cluster(name, tuple(devices), tuple(links), max(host.dispatch_seconds for host in hosts), words)
 
 
-def link_of_hosts(source: Device, target: Device, network: Network, to_card: Mapping[str, float]) -> Link:
+def link_of_hosts(source: Device, target: Device, network: Connection, to_card: Mapping[str, float]) -> Link:
     """Returns the link between devices of two hosts, whose cards send one copy at a time and receive one.
 
     A GPU's copies pass its host, at the speed `to_card` (by the device's name), and take none of the GPU's own time.

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from placewise.core.cluster import Cluster, CopyWork
-from placewise.machines.composed import Network, join_hosts
+from placewise.machines.composed import Connection, join_hosts
 from placewise.measure.links import fit_line
 from placewise.run.backends.rank_messages import Incoming, Outgoing, let_senders_run_first, new_tag
 
@@ -51,7 +51,7 @@ def host_names(given: list[str]) -> list[str]:
     return [name if counts[name] == 1 else f"{name}-{rank}" for rank, name in enumerate(given)]
 
 
-def measure_network() -> dict[tuple[int, int], Network]:
+def measure_network() -> dict[tuple[int, int], Connection]:
     """Returns what a copy from each rank to each other one takes, measured one link at a time; all ranks must call it.
 
     Tensors of several sizes go from CPU to CPU as in a step (`run/backends/rank_messages.py`), and a small one comes
@@ -80,7 +80,7 @@ class _Round(NamedTuple):
     sending: float  # of the thread that sends
 
 
-def _network(there: list[_Round], back: list[_Round]) -> Network:
+def _network(there: list[_Round], back: list[_Round]) -> Connection:
     """Returns what ROUNDS on the source and on the target tell of the link.
 
     An answer takes half of a round with one byte. What a round takes of the processor is a send here and a receive there. Of
@@ -95,7 +95,7 @@ def _network(there: list[_Round], back: list[_Round]) -> Network:
     for end, other in ((0, byte[0].processor - byte[0].sending), (1, byte[1].sending)):
         seconds, work_speed = fit_line(SIZES, [found[end].processor for found in sizes])
         works.append(CopyWork(max(seconds - other, 0.0), work_speed))
-    return Network(speed, busy, works[0], works[1], latency - busy)
+    return Connection(speed, busy, works[0], works[1], latency - busy)
 
 
 def _round_trips(size: int, tags: list[int], is_source: bool, peer: int) -> _Round:

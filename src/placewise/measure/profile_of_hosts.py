@@ -12,7 +12,7 @@ from placewise.core.cluster import Cluster, Link
 from placewise.core.plan import digest_of_graph
 from placewise.core.profile import Profile
 from placewise.graph_capture.capture import CapturedStep
-from placewise.machines.composed import Network, link_of_hosts
+from placewise.machines.composed import Connection, link_of_hosts
 from placewise.machines.slices import Cut
 from placewise.machines.variants import without
 from placewise.measure.all_hosts import measure_network
@@ -55,7 +55,7 @@ def profile_hosts(
     )
 
 
-def join_profiles(cluster: Cluster, own: list[Profile], network: Mapping[tuple[int, int], Network]) -> Profile:
+def join_profiles(cluster: Cluster, own: list[Profile], network: Mapping[tuple[int, int], Connection]) -> Profile:
     """Returns one profile from those of each host's devices, and the network from each host to each other one.
 
     The cluster has one host time for a launch, which is that of the slowest host.
@@ -83,7 +83,7 @@ def join_profiles(cluster: Cluster, own: list[Profile], network: Mapping[tuple[i
     )
 
 
-def _between_hosts(cluster: Cluster, own: list[Profile], network: Mapping[tuple[int, int], Network]) -> tuple[Link, ...]:
+def _between_hosts(cluster: Cluster, own: list[Profile], network: Mapping[tuple[int, int], Connection]) -> tuple[Link, ...]:
     """Returns the links between devices of different hosts."""
     to_card = {}  # a GPU's copies pass the CPU of its host
     for device, host in zip(cluster.devices, cluster.hosts.tolist(), strict=True):

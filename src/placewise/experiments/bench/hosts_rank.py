@@ -24,7 +24,7 @@ from placewise.core.arrays import Ints
 from placewise.core.cluster import Cluster, Device
 from placewise.core.problem import Problem
 from placewise.graph_capture.capture import CapturedStep, capture
-from placewise.machines.composed import Network, join_hosts
+from placewise.machines.composed import Connection, join_hosts
 from placewise.measure.all_hosts import measure_network
 from placewise.measure.ops_in_steps import op_timings_in_steps
 from placewise.measure.random_batch import load_with_deferred_weights, random_batch
@@ -42,7 +42,7 @@ TIMEOUT = timedelta(minutes=10)
 LATENCY_SECONDS = 2e-4  # that is assumed of a network that a plan is made for and that is not measured
 
 
-def two_hosts(there: Network, back: Network) -> Cluster:
+def two_hosts(there: Connection, back: Connection) -> Cluster:
     """Returns two hosts with a CPU device each and this network from the first to the second, and back."""
     one = Cluster("one", (Device("cpu", "cpu", 64 * GIB, 1e10, 1e10),), ())
     return join_hosts("hosts", ["a", "b"], [one, one], lambda source, target: (there, back)[source], "")
@@ -62,7 +62,7 @@ def with_measured_ops(step: CapturedStep, cluster: Cluster) -> CapturedStep:
     return replace(step, graph=replace(step.graph, ops=replace(step.graph.ops, seconds=seconds)))
 
 
-def _network_here() -> tuple[Network, Network]:
+def _network_here() -> tuple[Connection, Connection]:
     """Returns the measured network from the first host to the second, and back."""
     found = measure_network()
     for ends in ((0, 1), (1, 0)):
@@ -135,7 +135,7 @@ def plans(settings: dict[str, Any]) -> list[dict[str, Any]]:
     for model in settings["models"]:
         timed = with_measured_ops(_whole(model), two_hosts(*here))
         for name, gigabits in (("this network", None), ("10 Gbit/s", 10.0)):
-            other = Network(1e9 / 8 * (gigabits or 0.0), LATENCY_SECONDS)
+            other = Connection(1e9 / 8 * (gigabits or 0.0), LATENCY_SECONDS)
             planned = here if gigabits is None else (other, other)
             step, weights = load_with_deferred_weights(model)
             step = replace(step, graph=timed.graph)
@@ -152,7 +152,7 @@ def memory(settings: dict[str, Any]) -> list[dict[str, Any]]:
         settings["models"][0]
     )
     before = _resident_bytes()
-    cluster = two_hosts(Network(1e9, 1e-4), Network(1e9, 1e-4))
+    cluster = two_hosts(Connection(1e9, 1e-4), Connection(1e9, 1e-4))
     train_step = compile_part(Problem.of(step.graph, cluster), *plan_of(step, cluster, "pipeline", 1.0), step, weights)
     batch = random_batch(step)
     for _ in range(3):
