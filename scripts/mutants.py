@@ -263,9 +263,6 @@ MUTANTS = (
     Mutant("rewrite/channels_last.py", "self.failed.add(self.values.storages[source])", "pass", FUSE),
     Mutant("graph_capture/recurrent_layers.py", "return 2 * self.forward.flops(", "return self.forward.flops(", RECURRENT),
     Mutant("graph_capture/recurrent_layers.py", "    if draws:\n", "    if False:\n", RECURRENT),
-    Mutant(
-        "graph_capture/recurrent_layers.py", "recorder.graph.colocated.append((maker, recorder.last_op))", "pass", RECURRENT
-    ),
     Mutant("run/codegen/direct_functions.py", ' and call.kwargs.get("device") is HERE and', " and", DIRECT),
     Mutant("strategies/options/streamed.py", "overflow_bytes and not is_slower:", "overflow_bytes:", STREAMED),
     Mutant("strategies/options/streamed.py", "if is_update[n] else n)", "if False else n)", STREAMED),

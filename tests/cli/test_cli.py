@@ -391,7 +391,7 @@ def test_a_benchmark_says_its_own_options_and_bench_lists_all(capsys: pytest.Cap
     assert text.startswith(f"usage: placewise bench {name} ")
     owners = {
         "--markdown": ("neural", "rows", "suite"),
-        "--seconds S": ("hosts", "measured", "memory", "placeto", "policy", "predictions", "rows", "simple"),
+        "--seconds S": ("gap", "hosts", "measured", "memory", "placeto", "policy", "predictions", "rows", "simple"),
         "--budget N": ("measured", "neural", "predictions", "rows", "suite", "scale-out"),
         "--keep DIR": ("measured",),
         "--workers N": ("suite",),

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 from typing import Any
 
 from placewise.cli.outputs import print_json
@@ -50,4 +51,7 @@ def cluster_fields(cluster: Any) -> dict[str, Any]:
     found = {name: dataclasses.asdict(cluster)[name] for name in fields}
     for device in found["devices"]:
         device["flops_by_type"] = dict(device["flops_by_type"])
+    for row, link in zip(found["links"], cluster.links, strict=True):
+        for name in ("source_work", "target_work"):  # without the infinite speed of none, which JSON has not
+            row[name] = {key: value for key, value in getattr(link, name)._asdict().items() if math.isfinite(value)}
     return found

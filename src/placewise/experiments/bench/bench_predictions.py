@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from placewise.core.errors import InputError, PlacewiseError
 from placewise.experiments.bench import Benchmark, Findings, option, table_of
@@ -22,7 +22,9 @@ from placewise.experiments.bench.prediction_rows import (
     read_records,
     read_tables,
 )
-from placewise.machines.slices import Cut, format_cut
+
+if TYPE_CHECKING:
+    from placewise.machines.slices import Cut
 
 ZOO = (
     "nmt:layers=4,hidden=2048,batch=640,length=12",
@@ -48,7 +50,7 @@ class Predictions(Benchmark):
     seconds: float = option("seconds", "time for auto", default=6.0)
     budget: int = option("positive", "evaluations for all others", default=600)
     steps: int = option("positive", "take the median of N steps of a placement", default=5)
-    virtual: tuple[tuple[str, Cut], ...] = option("virtual", default=())
+    virtual: tuple[tuple[str, "Cut"], ...] = option("virtual", default=())
     processes: int = option("positive", "load and search in N processes while one of them measures", default=1)
     kept: str | None = option("file", "add what is measured to this file, and don't measure again what it has", "FILE")
     page: str | None = option("file", "write the tables to this Markdown file, also those of a run that is stopped", "FILE")
@@ -90,6 +92,8 @@ class Predictions(Benchmark):
         if (self.table is None) == (self.cluster is None):
             raise InputError("bench predictions: needs CLUSTER or --table FILE, which has clusters, but not both")
         if self.cluster is not None:
+            from placewise.machines.slices import format_cut
+
             cuts = [f"{gpu}={format_cut(cut)}" for gpu, cut in self.virtual]
             machine = TableMachine(" ".join([self.cluster, *cuts]), self.cluster, self.virtual)
             machine.check()

@@ -18,7 +18,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from placewise.core.errors import InputError, ModelError, PlacewiseError, one_line
-from placewise.core.plan import Plan
 from placewise.core.suggestions import did_you_mean
 from placewise.experiments.bench import Benchmark, Findings, Rows, option
 from placewise.experiments.bench.speed_pages import kernels_page, speed_page
@@ -117,6 +116,8 @@ class StepSpeed(Benchmark):
         if (self.plan is not None) != (PLAN in ways) or (self.plan is not None and len(models) > 1):
             raise InputError("--plan: give the plan of one MODEL, and `plan` among the --ways")
         if self.plan is not None:
+            from placewise.core.plan import Plan
+
             Plan.load(self.plan)  # before a process has built the model
         for model in models:
             check_name(model)
