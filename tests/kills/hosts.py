@@ -32,7 +32,8 @@ def train(folder: Path, steps: int, kills: int, rng: random.Random, longest: flo
     printed = folder / "printed.txt"
     told: list[str] = []
     with printed.open("w") as output:
-        agent = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # see docs/hosts.md
+        agent = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             ranks = list[int]()
             while len(told) < kills and agent.poll() is None:

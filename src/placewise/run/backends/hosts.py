@@ -212,8 +212,9 @@ class Presence:
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.steps_begun = self.steps_ended = 0
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep its store for the next one
         self._store: Any = dist.distributed_c10d.PrefixStore(
-            f"placewise {next(_numbers)}", dist.distributed_c10d._get_default_store()
+            f"placewise {attempt} {next(_numbers)}", dist.distributed_c10d._get_default_store()
         )
         self._rank, self._num_ranks = rank, num_ranks
         self.stop = threading.Event()
