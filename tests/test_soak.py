@@ -14,7 +14,8 @@ def test_a_few_rounds_leave_nothing_open() -> None:
         soak.round(number)
         held.append(Sample.now(0.0))
     assert [(sample.files, sample.children) for sample in held[2:]] == [(held[1].files, held[1].children)] * 2
-    assert held[3].threads <= held[2].threads  # the first round of a kind may start a pool of threads, which stays
+    threads = min(Sample.now(0.0).threads for _ in range(5))  # one that was told to end may still do so
+    assert threads <= held[2].threads  # the first round of a kind may start a pool of threads, which stays
 
 
 @pytest.mark.parametrize("name", ["resident_bytes", "threads", "files", "children"])

@@ -53,8 +53,8 @@ def what_grew(samples: list[Sample]) -> list[str]:
     first, last = (median(sample.resident_bytes for sample in part) for part in (early, late))
     grown = [f"memory from {first / 2**20:.0f} to {last / 2**20:.0f} MiB"] if last > first * (1 + MOST_GROWTH) else []
     for name in ("threads", "files", "children"):
-        before, now = (max(getattr(sample, name) for sample in part) for part in (early, late))
-        grown += [f"{name} from {before} to {now}"] if now > before else []
+        before, now = (median(getattr(sample, name) for sample in part) for part in (early, late))  # some threads are ending
+        grown += [f"{name} from {before:g} to {now:g}"] if now > before else []
     return grown
 
 
