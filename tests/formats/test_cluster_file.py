@@ -48,7 +48,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         for name in names
     )
     channels: st.SearchStrategy[Any] = st.none() | st.sampled_from(["", "bus", "a->b", ("a card", "b card"), ("bus",)])
-    works = st.builds(CopyWork, st.floats(0, 10), POSITIVE | st.just(np.inf))
+    works = st.builds(CopyWork, st.floats(0, 10), st.floats(1e-9, 1e18) | st.just(np.inf))
     links = [
         Link(
             a,
@@ -226,6 +226,10 @@ SPECIAL: Broken = {
     "negative work": (
         line(WORK, "source_work = {seconds = -1}"),
         ("links[0]: source_work", "seconds must be"),
+    ),
+    "endless work": (
+        line(WORK, "source_work = {bytes_per_second = 1e-310}"),
+        ("source_work", "bytes_per_second must be above"),
     ),
     "work of nothing": (line(WORK, "target_work = {byte = 1}"), ("links[0]: target_work", "unknown field 'byte'")),
     "negative memory": (line('memory = "1MiB"', 'memory = "-1GiB"'), ("device 'gpu:0'", "memory must be at least 0")),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from placewise.core.arrays import Bools, Floats, Ints, frozen
+from placewise.core.arrays import MAX_NUMBER, Bools, Floats, Ints, frozen
 from placewise.core.errors import ClusterError
 from placewise.core.graph import COMPUTE_TYPES, MAX_BYTES, digest_of
 from placewise.core.quantities import format_bytes
@@ -310,8 +310,9 @@ def _check(cluster: Cluster) -> None:
         _check_not_negative(element, latency_seconds=link.latency_seconds, delay_seconds=link.delay_seconds)
         for end, work in (("source_work", link.source_work), ("target_work", link.target_work)):
             _check_not_negative(f"{element}: {end}", seconds=work.seconds)
-            if not work.bytes_per_second > 0:
-                _refuse(f"{element}: {end}", f"bytes_per_second must be above 0, got {work.bytes_per_second}")
+            if not work.bytes_per_second > 1 / MAX_NUMBER:
+                rule = f"bytes_per_second must be above {1 / MAX_NUMBER:g}, got {work.bytes_per_second}"
+                _refuse(f"{element}: {end}", rule)
         if not 1 <= len(link.channels) <= 2:
             _refuse(element, f"a copy needs one channel or two, got {len(link.channels)}")
     _check_not_negative("cluster", dispatch_seconds=cluster.dispatch_seconds)

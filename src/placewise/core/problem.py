@@ -246,7 +246,9 @@ def _most_seconds(problem: Problem) -> tuple[float, str]:
     nbytes = float(graph.tensors.nbytes.sum(dtype=np.float64)) * (cluster.num_devices - 1)
     slowest = float(cluster.bytes_per_second.min())
     copies = nbytes / slowest if nbytes < slowest * MAX_NUMBER else np.inf
-    copies += num_copies * float(cluster.latency_seconds.max())
+    copies += num_copies * float(cluster.latency_seconds.max() + cluster.delay_seconds.max())
+    fixed, per_byte, fixed_there, per_byte_there = cluster.copy_work.max(axis=(1, 2)).tolist()
+    copies += num_copies * (fixed + fixed_there) + nbytes * (per_byte + per_byte_there)
     launches = cluster.dispatch_seconds * problem.num_ops + cluster.copy_launch_seconds * 2 * num_copies
     return ops + copies + launches, max((ops, "the ops"), (copies, "the copies"), (launches, "the launches"))[1]
 
